@@ -156,8 +156,9 @@ class Engine(Settings):
             trains them one after the other by traced steps; None takes a number by a rule. For
             ``ray`` the same, but None trains as ``workers`` does, with the same bits.
         device: where ``vectorized`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
-            ``auto``: on a GPU where there is one, but for short runs of kind ``auto``. The server's
-            part stays on the processor. Dropout draws other numbers on a GPU.
+            ``auto``: on a GPU where there is one, but for short runs of kind ``auto``.
+            ``sequential`` trains on a GPU only with ``cuda``. The server's part stays on the
+            processor. Dropout draws other numbers on a GPU.
         address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
         dtype: type of parameters and inputs.
         precision: what the factors of products and convolutions are rounded to, whose sums stay
