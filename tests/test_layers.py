@@ -22,6 +22,7 @@ LEAVES = frozenset(
     {
         *(
             "clock",
+            "dispatch",
             "errors",
             "global_names",
             "matmul",
@@ -37,6 +38,7 @@ DOMAIN = LEAVES | {"config", "data", "task", "method"}
 
 ALLOWED: dict[str, frozenset[str]] = {
     "clock": frozenset(),
+    "dispatch": frozenset(),
     "errors": frozenset(),
     "matmul": frozenset(),
     "memory": frozenset(),

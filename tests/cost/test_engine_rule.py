@@ -200,6 +200,34 @@ def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.Monk
         assert found.workers == 1
 
 
+def two_convolutions(channels: int) -> nn.Module:
+    layers = (nn.Conv2d(1, channels, 5, padding=2), nn.Conv2d(channels, channels, 5, padding=2))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+@pytest.mark.parametrize(("channels", "parallel"), [(16, 20), (128, 1)])
+def test_clients_whose_convolutions_fill_a_gpu_train_one_after_the_other(
+    channels: int, parallel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    monkeypatch.setattr(module, "_obstacle", lambda _: pytest.fail("nothing depends on it"))
+    network = (partial(two_convolutions, channels), (1, 16, 16))
+    found = choose_engine(run(network))
+    assert (found.device, found.parallel_clients) == ("cuda", parallel)
+
+
+def test_the_sequential_engine_trains_on_a_gpu_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    assert choose_engine(run(kind="sequential")).device == "cpu"
+    assert choose_engine(run(kind="sequential", device="cuda")).device == "cuda"
+    with pytest.raises(Exception, match="'vectorized' and 'sequential'"):
+        fk.Engine(kind="workers", device="cuda")
+
+
 def test_a_run_goes_on_with_the_same_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fk.Engine(workers=1)
     before = EngineChoice("workers", 4, 1)

@@ -23,7 +23,7 @@ Weights = Literal["examples", "processed", "uniform"]
 ChosenWeights = Literal["examples", "processed", "uniform", "method"]
 """What a user may set: one of `Weights`, or what the method's parts state."""
 
-Precision = Literal["float32", "tf32", "bf16"]
+Precision = Literal["float32", "tf32", "bf16", "bf16-mixed"]
 """What the factors of products are rounded to: nothing, 10 bits or 7."""
 
 Buffers = Literal["refuse", "average", "local"]
@@ -160,13 +160,16 @@ class Engine(Settings):
             trains them one after the other by traced steps; None takes a number by a rule. For
             ``ray`` the same, but None trains as ``workers`` does, with the same bits.
         device: where ``vectorized`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
-            ``auto``: on a GPU where there is one, but for short runs of kind ``auto``. The server's
-            part stays on the processor. Dropout draws other numbers on a GPU.
+            ``auto``: on a GPU where there is one, but for short runs of kind ``auto``.
+            ``sequential`` trains on a GPU only with ``cuda``. The server's part stays on the
+            processor. Dropout draws other numbers on a GPU.
         address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
         dtype: type of parameters and inputs.
         precision: what the factors of products and convolutions are rounded to, whose sums stay
             float32: ``float32``, nothing; ``tf32``, on a GPU 10 bits of 23; ``bf16``, beside that 7
-            bits on a processor, where it has instructions for it. Results depend on it.
+            bits on a processor, where it has instructions for it. ``bf16-mixed`` computes the
+            network in bfloat16 where `torch.autocast` holds that to be safe, with parameters,
+            losses and all that methods do in float32. Results depend on it.
         checkpoint_seconds: save after a round when so many seconds have passed since the last save;
             0 saves after every round.
         state: where the clients' state lives: in ``memory``; on ``disk``, in a file of the run
@@ -195,8 +198,10 @@ class Engine(Settings):
     def _complete(self) -> Self:
         if self.address is not None and self.kind != "ray":
             raise ValueError(f"'address' is for kind 'ray', and this is kind {self.kind!r}")
-        if self.device == "cuda" and self.kind not in ("auto", "vectorized"):
-            raise ValueError(f"'cuda' is for kind 'vectorized', and this is kind {self.kind!r}")
+        if self.device == "cuda" and self.kind in ("workers", "ray"):
+            raise ValueError(
+                f"'cuda' is for kinds 'vectorized' and 'sequential', and this is kind {self.kind!r}"
+            )
         if self.dtype == "float64" and self.precision != "float32":
             raise ValueError(f"'{self.precision}' is for dtype 'float32', and this is 'float64'")
         return self

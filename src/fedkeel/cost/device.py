@@ -18,7 +18,8 @@ def choose_device(requested: config.Engine, setup: TrainingSetup) -> tuple[str, 
     Raises:
         RunError: a GPU is requested, but torch finds none, or the model does not run on it.
     """
-    if requested.kind not in ("auto", "vectorized") or requested.device == "cpu":
+    is_reference = requested.kind == "sequential" and requested.device != "cuda"
+    if requested.device == "cpu" or is_reference or requested.kind in ("workers", "ray"):
         return "cpu", []
     if torch.cuda.is_available():
         error = device_error(setup, torch.device("cuda"))

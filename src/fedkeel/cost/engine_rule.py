@@ -57,6 +57,11 @@ SMALL_CONVOLUTIONS = 1e7
 """Multiply-adds of a step up to which a network with convolutions gains from groups on a CPU. They
 save the overhead of operations, and their convolutions are slower."""
 
+LARGE_CONVOLUTION = 4e8
+"""Multiply-adds of one client's convolution, on average over its layers and in the forward pass,
+from which clients train one after the other on a GPU: each fills it by itself, and one client's
+step takes a fraction of the time to compile."""
+
 GPU_GROUP_SIZE, GPU_GROUP_ENTRIES = 512, 2**28
 """Clients of a group on a GPU, and their parameters (1 GB in float32), at most."""
 
@@ -80,6 +85,7 @@ class EngineRule:
         self._work: Work | None = None
         self._obstacle = self._hindered = ""  # why steps are not compiled, and of which method
         self._pads = True
+        self._device, self._device_reasons = "cpu", list[str]()
 
     @one_at_a_time()
     def add(self, prepared: Prepared) -> None:
@@ -96,9 +102,12 @@ class EngineRule:
         self._work = self._work or run_work(prepared)
         if _is_exact(self._work, requested):
             return
-        if requested.kind == "auto" and not self._obstacle:
+        if self._count == 1:
+            self._device, self._device_reasons = choose_device(requested, prepared.setup)
+        on_gpu = self._device == "cuda"
+        if requested.kind == "auto" and not self._obstacle and not on_gpu:
             self._obstacle, self._hindered = _obstacle(prepared), prepared.plan.expression
-        if not self._obstacle or _may_use_gpu(requested):
+        if not self._obstacle:
             self._pads = self._pads and establish(prepared.setup).pads
 
     @one_at_a_time()
@@ -123,7 +132,8 @@ class EngineRule:
             asked=requested.kind,
         )
         if requested.kind == "sequential":
-            return replace(choice, workers=1)
+            device, _ = choose_device(requested, prepared.setup)
+            return replace(choice, workers=1, device=device)
         if requested.kind == "workers":
             return choice
         if requested.kind == "ray":
@@ -131,7 +141,7 @@ class EngineRule:
         work = self._work or run_work(prepared)
         if _is_exact(work, requested):
             return _exact_choice(choice, requested, work)
-        device, reasons = choose_device(requested, prepared.setup)
+        device, reasons = self._device, self._device_reasons
         if requested.kind == "auto" and device == "cpu":
             who = "" if self._count == 1 else f"{self._hindered}: "
             reasons = [*reasons, who + self._obstacle] if self._obstacle else reasons
@@ -224,6 +234,8 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads:
         return 1  # few clients of a round have the same batch sizes
     if device == "cpu" and _has_convolutions(setup) and work.multiply_adds > SMALL_CONVOLUTIONS:
         return 1
+    if device == "cuda" and _mean_convolution(setup, work) >= LARGE_CONVOLUTION:
+        return 1
     if device == "cpu":
         limit = min(max(GROUP_EXAMPLES // work.batch, GROUP_SIZE), LARGEST_GROUP)
         limit = min(limit, GROUP_ENTRIES // entries)
@@ -236,6 +248,16 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads:
 def _has_convolutions(setup: TrainingSetup) -> bool:
     """Return whether the network has tensors of more than two axes."""
     return any(t.ndim > 2 for t in setup.training.network.params.values())
+
+
+def _mean_convolution(setup: TrainingSetup, work: Work) -> float:
+    """Return the multiply-adds of a convolution in a step's forward pass, a third of the gradient.
+
+    It is 0 for a network most of whose layers are others.
+    """
+    weights = [t.ndim for t in setup.training.network.params.values() if t.ndim > 1]
+    convolutions = sum(ndim > 2 for ndim in weights)
+    return work.multiply_adds / 3 / convolutions if 2 * convolutions > len(weights) else 0.0
 
 
 def _ray_choice(choice: EngineChoice, requested: config.Engine, cohort: int) -> EngineChoice:

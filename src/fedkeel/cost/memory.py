@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel import config
 from fedkeel.data.values import Values, rows_of
+from fedkeel.dispatch import OperationMode
 from fedkeel.engine.prepared import Place, Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, client_state_spec, with_empty_answers
 from fedkeel.engine.spec import TensorSpec
@@ -67,11 +67,11 @@ def evaluation_batch(network: Network, x: Values) -> int:
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // max(1, size)))
 
 
-class _OutputBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OutputBytes(OperationMode):
     """Adds up the bytes of what operations return, views included."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.total = 0
 
     def __torch_dispatch__(

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedkeel.data import batches
+from fedkeel.dispatch import OperationMode
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
@@ -89,11 +89,11 @@ def gradient_multiply_adds(setup: TrainingSetup) -> float:
     return counter.total / len(examples)
 
 
-class MultiplyAdds(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MultiplyAdds(OperationMode):
     """Counts the multiply-adds of matrix products and convolutions."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.total: float = 0.0
 
     def __torch_dispatch__(

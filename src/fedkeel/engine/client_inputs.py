@@ -67,7 +67,7 @@ def noise_source(setup: TrainingSetup, message: Message, client: int) -> Callabl
         return lambda: None
     source = torch.Generator().manual_seed(torch_seed(setup.seed, "noise", message.round, client))
     return lambda: {
-        name: torch.randn(tensor.shape, generator=source, dtype=tensor.dtype)
+        name: torch.randn(tensor.shape, generator=source, dtype=tensor.dtype).to(tensor.device)
         for name, tensor in message.params.items()
     }
 

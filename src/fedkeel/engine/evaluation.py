@@ -130,7 +130,12 @@ def most_states(setup: TrainingSetup) -> tuple[int, int]:
 
 
 def evaluate_shard(
-    setup: TrainingSetup, params: Tree, buffers: Tree, split: Split, start: int
+    setup: TrainingSetup,
+    params: Tree,
+    buffers: Tree,
+    split: Split,
+    start: int,
+    shards: tuple[int, int] | None = None,
 ) -> Measured:
     """Return what is measured of the examples from `start` on, at most `setup.shard` of them.
 
@@ -141,10 +146,16 @@ def evaluate_shard(
     def predict(x: Values) -> Outputs:
         return network.test_output(params, buffers, x)
 
-    return measure_shard(setup, predict, split, start)
+    return measure_shard(setup, predict, split, start, shards)
 
 
-def measure_shard(setup: TrainingSetup, predict: Predict, split: Split, start: int) -> Measured:
+def measure_shard(
+    setup: TrainingSetup,
+    predict: Predict,
+    split: Split,
+    start: int,
+    shards: tuple[int, int] | None = None,
+) -> Measured:
     """Return what is measured of the examples from `start` on, at most `setup.shard` of them.
 
     It has a row of states for each group that these examples belong to, ascending. A module that
@@ -155,10 +166,15 @@ def measure_shard(setup: TrainingSetup, predict: Predict, split: Split, start: i
         predict: inputs -> what the model returns.
         split: which examples.
         start: the first one.
+        shards: size of a shard, and how many are measured in one forward pass: their rows come
+            one shard after the other. None is one of `setup.shard`.
     """
+    size, count = shards or (setup.shard, 1)
     examples = split_examples(setup, split)
-    shard = slice(start, start + setup.shard)
-    groups, group = np.unique(examples.groups(shard.start, shard.stop), return_inverse=True)
+    shard = slice(start, start + size * count)
+    of_example = examples.groups(shard.start, shard.stop)
+    of_example = np.arange(len(of_example)) // size * examples.group_count + of_example
+    groups, group = np.unique(of_example, return_inverse=True)
     if examples.rows is None:
         # a clone starts at a multiple of 64 bytes, so sums are added in the same order everywhere
         x, y = copy_of(rows_of(examples.data.x, shard)), rows_of(examples.data.y, shard)
@@ -171,10 +187,25 @@ def measure_shard(setup: TrainingSetup, predict: Predict, split: Split, start: i
         return metrics_of(setup, split).measure(predict, x, y, torch.from_numpy(group), len(groups))
 
 
-def evaluate(setup: TrainingSetup, params: Tree, buffers: Tree, split: Split) -> Measured:
-    """Return what is measured of the examples of a split, shard by shard in this process."""
-    starts = range(0, len(split_examples(setup, split)), setup.shard)
-    shards = [evaluate_shard(setup, params, buffers, split, start) for start in starts]
+def evaluate(
+    setup: TrainingSetup, params: Tree, buffers: Tree, split: Split, size: int | None = None
+) -> Measured:
+    """Return what is measured of the examples of a split, shard by shard in this process.
+
+    Args:
+        setup: method, model and data.
+        params: of the model.
+        buffers: of the model.
+        split: which examples.
+        size: examples of a shard, where the setup is the copy on a GPU of one whose shards are
+            smaller: as many are then measured in one forward pass as `setup.shard` has room for.
+    """
+    size = size or setup.shard
+    count = max(1, setup.shard // size)
+    starts = range(0, len(split_examples(setup, split)), size * count)
+    shards = [
+        evaluate_shard(setup, params, buffers, split, start, (size, count)) for start in starts
+    ]
     return joined(metrics_of(setup, split), shards)
 
 

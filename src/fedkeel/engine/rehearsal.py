@@ -23,8 +23,9 @@ from fedkeel.method.round_values import reply_state
 from fedkeel.method.survey import add_mean_answers, with_answers
 from fedkeel.tree import State, map_tensors, substates, unwalk
 
-MAX_REHEARSED = 100
-"""Examples of a rehearsal where a mini-batch has all of a client's."""
+MAX_REHEARSED = 8
+"""Examples of a rehearsal, at most: a mini-batch of a large network takes seconds on a processor,
+and the form of a reply does not depend on their number."""
 
 UPDATE_PREFIX = "update/"
 """Start of the paths of updates among the specs of a reply."""
@@ -83,12 +84,13 @@ def rehearse_client(
 
 
 def _with_one_batch(setup: TrainingSetup, client: int) -> Federation:
-    """Return the federation with no more than one mini-batch of a client's examples.
+    """Return the federation with a few of a client's examples, one mini-batch.
 
     A part may use all of them, and a node of a federation may claim any number.
     """
-    federation, size = setup.federation, setup.training.local.batch_size
-    rows = np.array(federation.client(client)[: MAX_REHEARSED if size == "all" else size])
+    federation, batch_size = setup.federation, setup.training.local.batch_size
+    size = MAX_REHEARSED if batch_size == "all" else min(batch_size, MAX_REHEARSED)
+    rows = np.array(federation.client(client)[:size])
     offsets = np.where(np.arange(len(federation) + 1) > client, len(rows), 0)
     return replace(federation, rows=rows, offsets=offsets)
 

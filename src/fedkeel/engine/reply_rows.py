@@ -7,7 +7,7 @@ for each client. A work item's sums and seconds lie in the row of its first clie
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -119,11 +119,14 @@ class ReplyRows:
         for tensor in self._sums.tensors.values():
             tensor[first_row].zero_()
         phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
-        on_gpu = next(iter(trainer.placed.training.network.params.values())).is_cuda
-        # a trainer waits for its GPU, whose work is none of the thread's processor time
-        clock = time.perf_counter if on_gpu else time.thread_time
+        # waiting for a GPU is none of the thread's processor time
+        clock = time.perf_counter if trainer.is_queued else time.thread_time
         started = clock()
-        for trained in trainer(message, jobs, read_record, self.summed):
+        groups = trainer(message, jobs, read_record, self.summed)
+        for trained in _one_ahead(groups) if trainer.is_queued else groups:
+            began = time.perf_counter()
+            trained.wait()
+            phases["steps"] += time.perf_counter() - began
             began = time.perf_counter()
             self._write_reply(trained, first_row, sums)
             phases["upload"] += time.perf_counter() - began
@@ -186,7 +189,7 @@ class ReplyRows:
                 add(path, rows[0])
             return
         weights = self._setup.raw_weights(trained.jobs, trained.examples)
-        counted = np.flatnonzero(trained.finite.cpu().numpy() & (weights > 0.0))
+        counted = np.flatnonzero(trained.finite.numpy() & (weights > 0.0))
         if not len(counted):
             return
         for path, rows in state.items():
@@ -285,6 +288,17 @@ class ReplyRows:
             for path, array in packed["client_state"].items()
         }
         self._write_client_state(ClientRecord(tensors), jobs)
+
+
+def _one_ahead(groups: Iterator[TrainedClients]) -> Iterator[TrainedClients]:
+    """Yield groups of clients after the next group has been given to the GPU."""
+    before: TrainedClients | None = None
+    for group in groups:
+        if before is not None:
+            yield before
+        before = group
+    if before is not None:
+        yield before
 
 
 def _select(rows: Tensor, index: Tensor | slice) -> Tensor:

@@ -32,6 +32,7 @@ class TrainedClients:
         examples: examples that each processed.
         seconds: by phase of `PHASES`, of all of them together.
         added: whether ``update`` [1, ...] is the sum of their updates, by their raw weights.
+        wait: returns when `loss` and `finite` may be read, which a GPU may have yet to compute.
     """
 
     jobs: Sequence[ClientJob]
@@ -43,6 +44,7 @@ class TrainedClients:
     examples: Sequence[int]
     seconds: Mapping[str, float] = field(default_factory=dict)
     added: bool = False
+    wait: Callable[[], None] = lambda: None
 
 
 ReadRecord = Callable[[int], ClientRecord | None]
@@ -59,6 +61,10 @@ class Trainer(Protocol):
     @property
     def placed(self) -> TrainingSetup:
         """Method, model and data where they are used, on a GPU, say."""
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether clients are yielded before a GPU has trained them."""
 
     @property
     def reasons(self) -> list[str]:
@@ -84,6 +90,7 @@ class SequentialTrainer:
     def __init__(self, setup: TrainingSetup) -> None:
         self.placed = setup
         self.parallel_clients = 1
+        self.is_queued = False
         varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
 

@@ -59,6 +59,12 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
         return Workers(
             setup, spec, capacity, message, count, file=file, trainer=trainer, codec=codec
         )
+    if kind == "sequential" and choice.device == "cuda":
+        from fedkeel.engine.vectorized.engine import one_by_one
+        from fedkeel.engine.vectorized.single_process import SingleProcess
+
+        trainer = one_by_one(setup, "cuda")
+        return SingleProcess(setup, spec, capacity, trainer, file=file, codec=codec)
     if kind == "workers" or count > 1:
         return Workers(setup, spec, capacity, message, count, file=file, codec=codec)
     return Sequential(setup, spec, capacity, file=file, codec=codec)

@@ -126,6 +126,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     test = _matched_test_set(federation.data, ingredients.test.to(dtype))
     task = _task_of_method(settings, ingredients.task)
     network = task.network(federation.data, settings.seed, dtype)
+    network.mixed = settings.engine.precision == "bf16-mixed"
     _check_test_targets(network, federation.data, test)
     metrics = task.metric_set(network, federation.data)
     _check_targets_of_score(settings, metrics.score)

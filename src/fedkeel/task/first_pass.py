@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedkeel.dispatch import OperationMode
 
 
 @contextmanager
@@ -81,11 +82,11 @@ def find_reset(call: Callable[[], object]) -> str:
     return next((n for n, is_same in zip(("Python", "NumPy"), same, strict=True) if is_same), "")
 
 
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Draws(OperationMode):
     """Keeps the state of torch's global generator before each operation that draws from it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.states: list[bytes] = []
 
     def __torch_dispatch__(

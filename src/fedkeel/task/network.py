@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -64,7 +65,9 @@ class Network:
 
     `has_mean_loss` tells whether the loss is one number for the batch, [], so that an evaluation
     has to keep all outputs, and not one number for each example, [B]. `scores_classes` tells
-    whether the output has a score for each class of one label, [B, Y].
+    whether the output has a score for each class of one label, [B, Y]. `mixed`, which may be set,
+    tells whether the module computes in bfloat16 where `torch.autocast` holds that to be safe; what
+    it returns is of the parameters' type nevertheless.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Network:
                 if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
                     layer.train()
         self.channels_last = False
+        self.mixed = False
         self.traits = Traits()
         self._functions = self._make_functions()
         self.head = head
@@ -256,10 +260,18 @@ class Network:
             }
         if self.traits.writes_inputs:
             x = copy_of(x)
-        if weight is None or not self.mixes_examples:
-            return self._functions[train](params, buffers, x)
-        with RealExamples(weight):
-            return self._functions[train](params, buffers, x)
+        seen = nullcontext() if weight is None or not self.mixes_examples else RealExamples(weight)
+        if not self.mixed:
+            with seen:
+                return self._functions[train](params, buffers, x)
+        device = next(iter(params.values())).device.type
+        # without the cache, which would keep what belongs to one trace for the next
+        with seen, torch.autocast(device, torch.bfloat16, cache_enabled=False):
+            out = self._functions[train](params, buffers, x)
+        return map_output(self._widened, out)
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.dtype is torch.bfloat16 else tensor
 
     def logits(
         self,
@@ -344,7 +356,7 @@ class Network:
                 expected="once: the method takes its input as the features",
                 do="name another head",
             )
-        return Output.of(returned, inputs[0].flatten(1))
+        return Output.of(returned, self._widened(inputs[0]).flatten(1))
 
     def example_losses(self, output: Outputs, y: Values) -> Tensor:
         """Return the loss of each example, [B]; a loss that is a mean is repeated."""

@@ -78,3 +78,23 @@ def test_auto_trains_all_clients_side_by_side_on_a_gpu() -> None:
     found = start(prepared).record.engine
     assert (found.kind, found.device) == ("vectorized", "cuda")
     assert found.parallel_clients == prepared.population.per_round
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_method_one_client_after_the_other_on_a_gpu(entry: str) -> None:
+    federation = SmallFederation(entry, None)
+    found = start(federation.prepare(kind="sequential", device="cuda"))
+    assert found.record.engine.device == "cuda"
+    close(federation.reference.params, found.params, 1e-8)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("entry", ["fedavg", "scaffold", "fedreg", "moon"])
+def test_mixed_precision_on_a_gpu_is_near_float32(entry: str, chunk: int) -> None:
+    federation = SmallFederation(entry, None)
+    exact = start(federation.prepare(dtype="float32"))
+    mixed = {"dtype": "float32", "precision": "bf16-mixed"}
+    found = start(federation.prepare(**GPU, **mixed, parallel_clients=chunk))
+    assert not found.record.engine.reasons, found.record.engine.reasons
+    close(exact.params, found.params, 2e-2)
+    assert any(not torch.equal(exact.params[k], found.params[k]) for k in exact.params)

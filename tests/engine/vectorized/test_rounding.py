@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -46,8 +48,8 @@ def _apart_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if in float32 nothing came out as it does by the function itself."""
     close = cache._are_close
 
-    def apart(one: Tensor, other: Tensor, before: Tensor | None = None) -> bool:
-        return one.dtype != torch.float32 and close(one, other, before)
+    def apart(one: Tensor, other: Tensor, *more: Any) -> bool:
+        return one.dtype != torch.float32 and close(one, other, *more)
 
     monkeypatch.setattr(cache, "_are_close", apart)
 

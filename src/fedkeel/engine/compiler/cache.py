@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel import matmul
 from fedkeel.config import Precision
 from fedkeel.engine.compiler.compiled_function import CompiledFunction, Result
-from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction
+from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction, becomes_graph
 from fedkeel.engine.compiler.dropout_masks import AxisOrder, DrawnMasks, Generators, MaskSpec
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.compiler.low_rank_matrix import LowRank, Matrix, dense
@@ -161,7 +161,8 @@ class CompileCache:
     def __init__(
         self, precision: Precision = "float32", mask_orders: Sequence[AxisOrder] = ()
     ) -> None:
-        self._rounds_factors, self._mask_orders = precision != "float32", mask_orders
+        self._rounds_factors, self._mask_orders = precision in ("tf32", "bf16"), mask_orders
+        self._type = torch.bfloat16 if precision == "bf16-mixed" else None
         self._compiled: dict[Any, _Compiled] = {}
 
     def clear(self) -> None:
@@ -179,7 +180,7 @@ class CompileCache:
         for state in (arguments.states[position] for position in call.shape_states):
             key = (*key, state.paths, *[t.shape for t in state.tensors])
         key = (*key, *[(i, *state.ranks) for i, state in enumerate(arguments.states)])
-        as_graph = values[0].is_cuda and call.results_expire
+        as_graph = becomes_graph(values[0]) and call.results_expire
         if as_graph:  # a graph holds the rate as a number, and memory for one shape of each tensor
             rate = None if arguments.rate is None else float(arguments.rate)
             key = (*key, rate, *[t.shape for t in values])
@@ -189,7 +190,7 @@ class CompileCache:
             if len(self._compiled) >= MAX_FUNCTIONS:
                 self._compiled.clear()
             masks = DrawnMasks(arguments.generators, real_examples, self._mask_orders)
-            compiled, results = _compile(call, arguments, masks, self._rounds_factors)
+            compiled, results = _compile(call, arguments, masks, self._rounds_factors, self._type)
             if as_graph and real_examples is None:
                 compiled = _as_cuda_graph(compiled, values, compiled.masks, arguments.generators)
             elif as_graph:
@@ -203,12 +204,17 @@ class CompileCache:
 
 
 def _compile(
-    call: Call, arguments: Arguments, masks: DrawnMasks, rounds_factors: bool
+    call: Call,
+    arguments: Arguments,
+    masks: DrawnMasks,
+    rounds_factors: bool,
+    narrowest: torch.dtype | None,
 ) -> tuple[_Compiled, FlatState]:
     """Compile a function and compare it with the function itself; also return its results.
 
     For the comparison matrix products are torch's own, with factors that are not rounded, even if
-    training rounds them (`rounds_factors`).
+    training rounds them (`rounds_factors`). Numbers may differ as far as their own type rounds, or
+    the `narrowest` one in which the network computes.
     """
     values = arguments.tensors
     starts = np.cumsum([0, *(len(state.tensors) for state in arguments.states)]).tolist()
@@ -265,7 +271,7 @@ def _compile(
         state = FlatState.of_results(paths, results).dense
         for path, tensor in zip(paths, expected, strict=True):
             old = values[before[path]] if path in before else None
-            if _are_close(tensor, state[path], old):
+            if _are_close(tensor, state[path], old, narrowest):
                 continue
             same_finite = torch.equal(torch.isfinite(tensor), torch.isfinite(state[path]))
             if masks.specs or not same_finite or not agrees_in_float64():
@@ -325,8 +331,15 @@ def _as_cuda_graph(
     return _Compiled(graph, compiled.paths, compiled.masks[len(masks_inside) :])
 
 
-def _are_close(first: Tensor, second: Tensor, before: Tensor | None = None) -> bool:
+def _are_close(
+    first: Tensor,
+    second: Tensor,
+    before: Tensor | None = None,
+    narrowest: torch.dtype | None = None,
+) -> bool:
     """Return whether two tensors are the same up to rounding, whatever is not finite.
+
+    The rounding is that of the `narrowest` type, where it is not their own.
 
     Where both come from a tensor `before`, their changes are compared: these may be far smaller.
     """
@@ -337,9 +350,9 @@ def _are_close(first: Tensor, second: Tensor, before: Tensor | None = None) -> b
     size, difference = float(first.abs().max()), float((first - second).abs().max())
     if not math.isfinite(size):
         return bool(torch.equal(torch.isfinite(first), torch.isfinite(second)))
-    eps = torch.finfo(first.dtype).eps
+    own, eps = torch.finfo(first.dtype).eps, torch.finfo(narrowest or first.dtype).eps
     allowed = size * math.sqrt(eps)
     if before is not None and before.shape == first.shape:
         change = float((first - before).abs().max())
-        allowed = min(allowed, change * eps**0.25 + 8 * eps * size)
+        allowed = min(allowed, change * eps**0.25 + 8 * own * size)
     return difference <= allowed

@@ -20,6 +20,11 @@ Capture = Callable[[Run, Generators], tuple[Callable[[], None], Sequence[Result]
 writes)."""
 
 
+def becomes_graph(tensor: Tensor) -> bool:
+    """Return whether a function of tensors that lie beside this one becomes a graph."""
+    return tensor.is_cuda
+
+
 class CudaGraphFunction:
     """A function of tensors whose arguments and results keep their places in memory.
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel.data.values import joined
+from fedkeel.dispatch import OperationMode
 from fedkeel.engine.compiler.errors import CannotCompile, first_line
 from fedkeel.engine.compiler.graph_nodes import draws_random_numbers
 from fedkeel.method.context import Ints
@@ -107,7 +107,7 @@ def _draws_as_torch(shape: tuple[int, ...], probability: float, dtype: torch.dty
     return torch.equal(expected, mask) and torch.equal(first.get_state(), second.get_state())
 
 
-class MaskMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MaskMode(OperationMode):
     """Replaces the drawing of dropout masks.
 
     Args:
@@ -118,7 +118,7 @@ class MaskMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self, mask_for: Callable[[MaskSpec], Tensor], on_other_draw: Callable[[], None]
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._mask_for, self._on_other_draw = mask_for, on_other_draw
 
     def __torch_dispatch__(

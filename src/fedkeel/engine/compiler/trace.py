@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+from torch.utils._python_dispatch import autograd_would_have_decomposed
 from torch.utils._pytree import arg_tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedkeel.dispatch import OperationMode
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.compiler.graph_nodes import is_random, storage_node, written_arguments
 
@@ -66,11 +67,11 @@ def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
     return names if len(names) == count else [f"input_{position}" for position in range(count)]
 
 
-class _TraceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _TraceMode(OperationMode):
     """Does operations and adds them to a graph."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._constants = 0
         self._graph = graph
         self._nodes = WeakIdKeyDictionary()

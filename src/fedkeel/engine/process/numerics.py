@@ -21,11 +21,13 @@ def use_numerics(precision: Precision) -> Iterator[None]:
     See `set_numerics`.
     """
     threads, before = torch.get_num_threads(), [read() for read, _ in _SWITCHES]
+    searches = torch.backends.cudnn.benchmark
     set_numerics(precision)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        torch.backends.cudnn.benchmark = searches
         for (_, write), value in zip(_SWITCHES, before, strict=True):
             write(value)
 
@@ -34,10 +36,12 @@ def set_numerics(precision: Precision) -> None:
     """Compute in one thread from now on, and multiply with this precision.
 
     By default torch lets a GPU round the factors of float32 convolutions to tf32. With ``float32``
-    it may not, whatever the program has set.
+    it may not, whatever the program has set. A GPU times its convolutions' algorithms at the first
+    call of each shape, and takes the fastest.
     """
     torch.set_num_threads(1)
-    on_gpu = "ieee" if precision == "float32" else "tf32"
+    torch.backends.cudnn.benchmark = True
+    on_gpu = "tf32" if precision in ("tf32", "bf16") else "ieee"
     on_cpu = "bf16" if precision == "bf16" else "ieee"
     for (_, write), value in zip(_SWITCHES, [on_gpu] * 3 + [on_cpu] * 3, strict=True):
         write(value)

@@ -19,6 +19,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.values import Values, as_state, map_values, rows_of, tensors_of
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import batch_plans, first_pass_length, noise_source
+from fedkeel.engine.vectorized.transfers import to_device
 from fedkeel.method.context import Ints, Message
 from fedkeel.rng import generator
 from fedkeel.tree import State
@@ -112,7 +113,7 @@ class TrainingExamples:
 
     def on_device(self, table: np.ndarray) -> Tensor:
         """Return an array as a tensor where the training set lies."""
-        return torch.from_numpy(table).to(self._device)
+        return to_device(torch.from_numpy(table), self._device)
 
     def take(
         self, rows: Tensor, is_real: Tensor | None, single: bool, channels_last: bool = False

@@ -31,6 +31,7 @@ from fedkeel.method.local_loop import (
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Reply, reply_state
 from fedkeel.task.batch import Batch
+from fedkeel.task.network import Autograd
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors
 
 
@@ -107,6 +108,7 @@ class CompiledLoop:
         training: method, model and local training.
         precision: of the factors of matrix products.
         draws: what the network draws in training; None where it draws nothing.
+        single: how gradients of a single client are taken; those of several by `torch.func`.
     """
 
     def __init__(
@@ -114,8 +116,9 @@ class CompiledLoop:
         training: LocalTraining,
         precision: Precision = "float32",
         draws: RandomDraws | None = None,
+        single: Autograd = "functional",
     ) -> None:
-        self._training = training
+        self._training, self._training_single = training, replace(training, autograd=single)
         self.compiled = CompileCache(precision, draws.orders if draws else ())
 
     def start(
@@ -131,9 +134,10 @@ class CompiledLoop:
         Returns:
             Client data, with what parts have prepared, and local state.
         """
+        training = self._training_of(shared)
 
         def start(shared: State, client_data: State, distinct: State) -> State:
-            client, local = self._started(shared, client_data, distinct)
+            client, local = _started(training, shared, client_data, distinct)
             return {"local": _as_state(local), "prepared": dict(client.prepared)}
 
         call = Call("start", shared.batched(start, None, 0, 0), (2 if distinct else 1,))
@@ -156,11 +160,12 @@ class CompiledLoop:
 
         Masks are drawn for each client's `real_examples` alone; None draws them for all.
         """
+        training = self._training_of(shared)
 
         def step(
             shared: State, client_data: State, local: State, batch: State, lr: Tensor
         ) -> State:
-            client = self._client(_message(shared), client_data, _no_examples)
+            client = _client(training, _message(shared), client_data, _no_examples)
             return _as_state(_stepped(client, _local_state(local), batch, lr))
 
         call = Call("step", shared.batched(step, None, 0, 0, 0, None), (3,), owned=2)
@@ -187,9 +192,10 @@ class CompiledLoop:
         Raises:
             CannotCompile: the end cannot be compiled, or not be done for several clients at once.
         """
+        training = self._training_of(shared)
 
         def end(shared: State, data: State, local: State, info: State, lr: Tensor) -> State:
-            client = self._client(_message(shared), data, _no_examples)
+            client = _client(training, _message(shared), data, _no_examples)
             return _finished(client, _local_state(local), info, lr)
 
         batched = shared.batched(end, None, 0, 0, 0, None)
@@ -211,10 +217,10 @@ class CompiledLoop:
         all_examples: Callable[[], State],
     ) -> State:
         """End the round of one client after S steps, without compiling. See `end`."""
-        client = self._client(message, client_data, lambda: _batch(all_examples()))
         # by the tape, as where a client trains by itself: so masks are filled in the same order
         training = replace(self._training, autograd="eager")
-        client = replace(client, client_info=client_info, training=training)
+        client = _client(training, message, client_data, lambda: _batch(all_examples()))
+        client = replace(client, client_info=client_info)
         return _reply(client_finish(client, _local_state(local), steps))
 
     def whole_round(
@@ -240,12 +246,12 @@ class CompiledLoop:
             What clients send, keep and log. Where updates are added up, ``update`` and the messages
             that the server only adds up are [1, ...]. Matrices of client states may be low-rank.
         """
-        plan = self._training.plan
+        training, plan = self._training_of(shared), self._training.plan
 
         def train(
             shared: State, data: State, distinct: State, batches: State, info: State, lr: Tensor
         ) -> State:
-            client, local = self._started(shared, data, distinct)
+            client, local = _started(training, shared, data, distinct)
             for number in range(len(batches)):
                 local = _stepped(client, local, substate(batches, str(number)), lr)
             return _finished(client, local, info, lr)
@@ -266,32 +272,40 @@ class CompiledLoop:
         call = Call(name, train_group, (2, 3), low_rank=low_rank)
         return self.compiled.run(call, shared.arguments(client_data, *states))
 
-    def _started(
-        self, shared: State, client_data: State, distinct: State
-    ) -> tuple[ClientRound, LocalState]:
-        return client_start(
-            self._training,
-            _message(shared),
-            substates(substate(client_data, "client_state")),
-            _client_info(client_data),
-            _no_examples,
-            (lambda: _batch(distinct)) if distinct else None,
-        )
-
-    def _client(
-        self, message: Message, client_data: State, all_examples: Callable[[], Batch]
-    ) -> ClientRound:
-        return ClientRound(
-            training=self._training,
-            message=message,
-            client_info=_client_info(client_data),
-            client_state=substates(substate(client_data, "client_state")),
-            prepared=substates(substate(client_data, "prepared")),
-            all_examples=all_examples,
-        )
+    def _training_of(self, shared: SharedInputs) -> LocalTraining:
+        return self._training_single if shared.is_single else self._training
 
 
 # ---- steps and values of the local loop, on states ----------------------------------------------
+
+
+def _started(
+    training: LocalTraining, shared: State, client_data: State, distinct: State
+) -> tuple[ClientRound, LocalState]:
+    return client_start(
+        training,
+        _message(shared),
+        substates(substate(client_data, "client_state")),
+        _client_info(client_data),
+        _no_examples,
+        (lambda: _batch(distinct)) if distinct else None,
+    )
+
+
+def _client(
+    training: LocalTraining,
+    message: Message,
+    client_data: State,
+    all_examples: Callable[[], Batch],
+) -> ClientRound:
+    return ClientRound(
+        training=training,
+        message=message,
+        client_info=_client_info(client_data),
+        client_state=substates(substate(client_data, "client_state")),
+        prepared=substates(substate(client_data, "prepared")),
+        all_examples=all_examples,
+    )
 
 
 def _stepped(client: ClientRound, local: LocalState, batch: State, lr: Tensor) -> LocalState:

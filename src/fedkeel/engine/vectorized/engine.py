@@ -30,12 +30,14 @@ from fedkeel.engine.vectorized.batching import ClientGroup, GroupBatches, Traini
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, NeedsAllExamples, SharedInputs
 from fedkeel.engine.vectorized.facts import SetupFacts, establish
 from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
-from fedkeel.engine.vectorized.strategy import Strategy
+from fedkeel.engine.vectorized.strategy import ONE_BY_ONE, Strategy
+from fedkeel.engine.vectorized.transfers import to_device, with_counts_on_host
 from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import local_path_length
 from fedkeel.method.local_training import start_client_state
 from fedkeel.rng import continue_torch, seed_torch, torch_seeds
+from fedkeel.task.network import Autograd
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors, unwalk, walk
 
 CLIENT_STATE = "client_state/"
@@ -80,7 +82,9 @@ class VectorizedTrainer:
         network = self.placed.training.network.for_tracing()
         self._training = replace(self.placed.training, network=network, autograd="functional")
         self._plain = SequentialTrainer(self.placed)
-        self._loop = CompiledLoop(self._training, setup.precision, self.facts.draws)
+        # on a GPU one client's gradients come from the tape: it has faster kernels for them
+        single: Autograd = "eager" if self.device.type == "cuda" else "functional"
+        self._loop = CompiledLoop(self._training, setup.precision, self.facts.draws, single)
         self._examples = TrainingExamples(self.placed.federation.data, setup.training.network.dtype)
         self._generators: list[torch.Generator] = []  # CUDA graphs draw from these very objects
 
@@ -93,6 +97,11 @@ class VectorizedTrainer:
     def parallel_clients(self) -> int:
         """Clients that are trained side by side, at most."""
         return self.strategy.parallel_clients
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether clients are yielded before a GPU has trained them."""
+        return self.device.type == "cuda"
 
     def __call__(
         self,
@@ -119,15 +128,16 @@ class VectorizedTrainer:
                 except CannotCompile as error:
                     refusal = error
                 if refusal is None:
-                    yield from done[:-1]
-                    yield replace(done[-1], seconds=clock.seconds)
+                    yield from map(with_counts_on_host, done[:-1])
+                    yield replace(with_counts_on_host(done[-1]), seconds=clock.seconds)
                     clock, waiting = Clock(), rest
                     continue
                 if refusal.raised is not None:  # raised again here if it is the user's own error
-                    yield from self._plain(message, group.jobs, read)
+                    yield from map(with_counts_on_host, self._plain(message, group.jobs, read))
                     clock, waiting = Clock(), rest
                 self._use_plainer_strategy(len(group), refusal.reason)
-            yield from self._plain(message, [group.jobs[0] for group in waiting], read)
+            jobs = [group.jobs[0] for group in waiting]
+            yield from map(with_counts_on_host, self._plain(message, jobs, read))
 
     def _use_plainer_strategy(self, clients: int, reason: str) -> None:
         before, self.strategy = self.strategy, self.strategy.lowered(clients)
@@ -168,11 +178,6 @@ class VectorizedTrainer:
             return ClientRecord({k: v.to(self.device) for k, v in record.values.items()})
 
         return read_there
-
-    def _synchronize(self) -> None:
-        """Wait for a GPU, whose seconds would count for whatever asks for its results."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     # ---- one group --------------------------------------------------------------------------
 
@@ -238,18 +243,17 @@ class VectorizedTrainer:
         weights = None
         if sums and not group.is_single:
             weights = torch.from_numpy(self._setup.raw_weights(group.jobs, group.processed))
-            weights = weights.to(self.device, self._training.network.dtype)
+            weights = to_device(weights.to(self._training.network.dtype), self.device)
         every_batch = batches.all_steps(group.steps[0])
         distinct, end_info = batches.distinct_examples(), self._end_info(shared, group)
         clock.lap("data")
         result = self._loop.whole_round(
             shared, client_data, distinct, every_batch, end_info, weights
         )
-        self._synchronize()
         clock.lap("steps")
         if not group.is_single and not bool(dense(result.by_path["finite"]).all()):
             return None
-        return replace(_as_trained(group, result), added=weights is not None)
+        return replace(self._as_trained(group, result), added=weights is not None)
 
     def _train_by_steps(
         self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock
@@ -268,8 +272,6 @@ class VectorizedTrainer:
             if not shared.is_single and active <= n // 2:
                 while n // 2 >= active:
                     n //= 2
-                self._synchronize()
-                clock.lap("steps")
                 done.append(self._finish(running[n:], first=n))
                 clock.lap("upload")
                 running = running[:n]
@@ -280,8 +282,6 @@ class VectorizedTrainer:
             local = self._loop.step(shared, running.data, running.local, batch, real_examples)
             running = replace(running, local=local)
             clock.lap("steps")
-        self._synchronize()
-        clock.lap("steps")
         done.append(self._finish(running))
         clock.lap("upload")
         return done
@@ -308,7 +308,7 @@ class VectorizedTrainer:
         client_state = self._client_state(message, group, read, low_rank)
         data = {CLIENT_STATE + path: value for path, value in client_state.items()}
         data.update(walk({"client_info": info}))
-        return FlatState.of_values(data).map(lambda t: t.to(self.device))
+        return FlatState.of_values(data).map(lambda t: to_device(t, self.device))
 
     def _client_state(
         self, message: Message, group: ClientGroup, read: ReadRecord, low_rank: bool
@@ -351,7 +351,7 @@ class VectorizedTrainer:
                     continue_torch(shared.generators[first + i])
                 ends.append(self._finish_plainly(shared.message, group[i : i + 1], *states))
             result = tree.stack(ends)
-        return _as_trained(group, FlatState.of(result))
+        return self._as_trained(group, FlatState.of(result))
 
     def _finish_together(self, running: _Running) -> State | None:
         """End the round of all clients at once; None where each has to end by itself."""
@@ -376,8 +376,8 @@ class VectorizedTrainer:
         lengths = {count: local_path_length(training, message, count) for count in set(steps)}
         path_lengths = [lengths[count] for count in steps]
         info: State = {
-            "steps": torch.tensor(steps, device=self.device),
-            "path_length": torch.tensor(path_lengths, dtype=torch.float64, device=self.device),
+            "steps": to_device(torch.tensor(steps), self.device),
+            "path_length": to_device(torch.tensor(path_lengths, dtype=torch.float64), self.device),
         }
         return map_tensors(lambda t: t[0], info) if shared.is_single else info
 
@@ -397,6 +397,28 @@ class VectorizedTrainer:
         with explain_errors(f"Training failed at client {client}, step {steps}"):
             return self._loop.end_plainly(message, client_data, local, info, steps, all_examples)
 
+    def _as_trained(self, group: ClientGroup, reply: FlatState) -> TrainedClients:
+        if self.is_queued:  # the next group's steps write over what lies in a graph's memory
+            reply = reply.map(torch.clone)
+        values = reply.by_path
+        kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
+        state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})
+        return TrainedClients(
+            jobs=group.jobs,
+            state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
+            client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in kept.items()}),
+            loss=leaf(state, "loss"),
+            finite=leaf(state, "finite"),
+            steps=group.steps,
+            examples=group.processed,
+        )
+
+
+def one_by_one(setup: TrainingSetup, device: str) -> VectorizedTrainer:
+    """Return what trains clients on a device as the sequential engine does, one after the other."""
+    facts = SetupFacts("", None, "", short_rounds=False)
+    return VectorizedTrainer(setup, 1, device, facts=facts, strategy=ONE_BY_ONE)
+
 
 @dataclass(frozen=True)
 class _Running:
@@ -411,18 +433,3 @@ class _Running:
         """Return some of the clients."""
         data, local = (state.map(lambda t: t[clients]) for state in (self.data, self.local))
         return replace(self, group=self.group[clients], data=data, local=local)
-
-
-def _as_trained(group: ClientGroup, reply: FlatState) -> TrainedClients:
-    values = reply.by_path
-    kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
-    state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})
-    return TrainedClients(
-        jobs=group.jobs,
-        state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
-        client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in kept.items()}),
-        loss=leaf(state, "loss"),
-        finite=leaf(state, "finite"),
-        steps=group.steps,
-        examples=group.processed,
-    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedkeel.engine.base import (
+    ClientJob,
     PersonalScores,
     ReportProgress,
     ServerModel,
@@ -55,7 +56,7 @@ class SingleProcess(KeepsClientStates):
         )
         self.clients = self._buffers.clients
         self._trainer, self._parallel_clients = trainer, trainer.parallel_clients
-        self._precision = setup.precision
+        self._precision, self._shard = setup.precision, setup.shard
 
     @property
     def reasons(self) -> list[str]:
@@ -68,11 +69,17 @@ class SingleProcess(KeepsClientStates):
         """Train clients [K] from a message."""
         buffers, jobs = self._buffers, self.clients.begin_round(clients)
         with use_numerics(self._precision):
-            for item in training_items(
-                self._trainer.placed, message, jobs, 1, self._parallel_clients, buffers.rows.summed
-            ):
-                buffers.train(self._trainer, message, item.jobs, report_progress)
+            for item in self._items(message, jobs):
+                buffers.train(self._trainer, message, item, report_progress)
         return buffers.gather(clients)
+
+    def _items(self, message: Message, jobs: Sequence[ClientJob]) -> list[Sequence[ClientJob]]:
+        """Cut the clients of a round into work items; a GPU gets one, and so the model once."""
+        if self._trainer.is_queued:
+            return [jobs]
+        setup, summed = self._trainer.placed, self._buffers.rows.summed
+        items = training_items(setup, message, jobs, 1, self._parallel_clients, summed)
+        return [item.jobs for item in items]
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
@@ -88,7 +95,7 @@ class SingleProcess(KeepsClientStates):
         params = {name: tensor.to(device) for name, tensor in params.items()}
         buffers = {name: tensor.to(device) for name, tensor in buffers.items()}
         with use_numerics(self._precision):
-            return evaluate(setup, params, buffers, split)
+            return evaluate(setup, params, buffers, split, self._shard)
 
     def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
         """Return the scores of the clients' personal models, measured on the device."""

@@ -53,6 +53,7 @@ class ReceivedReplies:
 
     def __init__(self, setup: TrainingSetup, results: Mapping[int, LocalResult]) -> None:
         self.parallel_clients, self.placed, self._results = 1, setup, results
+        self.is_queued = False
         self.reasons: list[str] = []
 
     def __call__(

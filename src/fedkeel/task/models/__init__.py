@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fedkeel.errors import FedkeelError, ModelError, did_you_mean
 from fedkeel.memory import format_bytes, free_memory
@@ -198,7 +199,7 @@ def _build(name: str, build: Callable[..., object], keywords: dict[str, Any]) ->
 
 def _check_memory(build: Callable[..., object], keywords: dict[str, Any]) -> None:
     """Refuse a network that does not fit into memory, before its parameters are made."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # without memory or numbers
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), _WithoutNumbers():
         module = build(**keywords)
     if not isinstance(module, nn.Module):
         return
@@ -212,6 +213,35 @@ def _check_memory(build: Callable[..., object], keywords: dict[str, Any]) -> Non
             expected=f"at most {format_bytes(free)}, which are free",
             do="make the network or its inputs smaller",
         )
+
+
+class _WithoutNumbers(TorchFunctionMode):
+    """Leaves tensors without memory as they are; torch's own way loads modules for seconds."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        if func in _FILLING or getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+_FILLING = {
+    Tensor.normal_,
+    Tensor.uniform_,
+    Tensor.fill_,
+    Tensor.zero_,
+    Tensor.erfinv_,
+    Tensor.mul_,
+    Tensor.add_,
+    Tensor.clamp_,
+}
+"""What initialises parameters in place."""
 
 
 def _named(name: str, error: ModelError) -> ModelError:

@@ -1,0 +1,83 @@
+"""Clients that are given to a GPU before the ones before them are read, on the processor.
+
+Compiled functions keep their memory from call to call, as captured graphs do, and the next group of
+clients is trained before the reply of the last one is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.vectorized.test_engine import ALIKE, RAGGED, net, ready
+from fedkeel.engine.compiler import cache
+from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction
+from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.vectorized.engine import VectorizedTrainer
+from fedkeel.runner.start import start
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make graphs of compiled functions; return a list that gets an entry for each."""
+    made: list[int] = []
+
+    def kept(run: Callable[[], Sequence[Tensor]], _: object) -> Any:
+        made.append(1)
+        outputs = list(run())
+
+        def replay() -> None:
+            for own, found in zip(outputs, run(), strict=True):
+                place, source = own.untyped_storage(), found.untyped_storage()
+                if place.data_ptr() != source.data_ptr():
+                    place.copy_(source)
+
+        return replay, outputs
+
+    monkeypatch.setattr(cache, "becomes_graph", lambda tensor: True)
+    monkeypatch.setattr(cache, "CudaGraphFunction", partial(CudaGraphFunction, capture=kept))
+    monkeypatch.setattr(VectorizedTrainer, "is_queued", True)
+    return made
+
+
+@pytest.mark.parametrize("parallel_clients", [1, 2])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"method": "scaffold", "sizes": RAGGED},
+        {"epochs": 1, "batch_size": 3},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
+    ],
+    ids=["whole rounds", "scaffold", "by steps", "buffers"],
+)
+def test_a_reply_is_not_written_over_by_the_next_client(
+    given: dict[str, Any], parallel_clients: int, queue: list[int]
+) -> None:
+    exact = start(ready(**given))
+    engine = {"kind": "vectorized", "workers": 1, "parallel_clients": parallel_clients}
+    queued = start(ready(**given, engine=engine))
+    assert queue, "no function became a graph"
+    assert not queued.record.engine.reasons
+    for name, expected in exact.params.items():
+        torch.testing.assert_close(queued.params[name], expected, rtol=0, atol=1e-10)
+    losses, of_exact = ([row.train_loss for row in run.rows[1:]] for run in (queued, exact))
+    assert losses == pytest.approx(of_exact)
+
+
+@pytest.mark.parametrize("split", ["test", "clients"])
+def test_an_evaluation_in_larger_passes_has_the_rows_of_the_smaller_shards(split: Any) -> None:
+    setup = ready().setup
+    params, buffers = setup.training.network.params, setup.training.network.buffers
+    setup.__dict__["shard"] = 3
+    expected = evaluate(setup, params, buffers, split)
+    setup.__dict__["shard"] = 8  # room for two shards
+    found = evaluate(setup, params, buffers, split, 3)
+    torch.testing.assert_close(found.states, expected.states)
+    torch.testing.assert_close(found.kept, expected.kept)
+    assert len(expected.states) > 1
