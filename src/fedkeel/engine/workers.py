@@ -121,9 +121,7 @@ class Workers(KeepsClientStates):
         shared = shared_state(message, setup.training.personal_params)
         self._shared = _Shared(
             setup=setup,
-            message=Buffers(
-                specs_of(shared_state(message, setup.training.personal_params)), None, allocate
-            ),
+            message=Buffers(specs_of(shared), None, allocate),
             round_buffers=RoundBuffers(setup, spec, capacity, allocate, file, sums, codec=codec),
             states=_table(rows, setup.metrics.state_size, allocate),
             kept=_table(kept, setup.metrics.kept_size, allocate),
