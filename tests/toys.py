@@ -310,4 +310,5 @@ def measure(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor)
         scores = network.test_logits(params, buffers, x)
     info = TaskInfo(tuple(scores.shape[1:]), (), int(y.max()) + 1)
     metrics = make_metric_set(network, None, None, info, x, y)
-    return metrics.measure(network, params, buffers, x, y, torch.arange(len(y)), len(y)).states
+    predict = partial(network.test_output, params, buffers)
+    return metrics.measure(predict, x, y, torch.arange(len(y)), len(y)).states

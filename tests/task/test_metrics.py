@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def scores_of(
     group = torch.zeros(len(y), dtype=torch.int64) if group is None else group
     groups = int(group.max()) + 1
     parts = [
-        metrics.measure(network, network.params, {}, a, b, g, groups)
+        metrics.measure(partial(network.test_output, network.params, {}), a, b, g, groups)
         for a, b, g in zip(output.split(size), y.split(size), group.split(size), strict=True)
     ]
     states = torch.stack([part.states for part in parts]).sum(dim=0)
@@ -368,7 +369,8 @@ def test_metrics_of_torchmetrics_by_sums_and_by_all_examples() -> None:
 def test_measuring_needs_no_tape() -> None:
     network, metrics = metric_set(None, draw(4, 3), labels(4, 3), LOSSES["cross_entropy"], 3)
     group = torch.zeros(4, dtype=torch.int64)
-    measured = metrics.measure(network, network.params, {}, draw(4, 3), labels(4, 3), group, 1)
+    predict = partial(network.test_output, network.params, {})
+    measured = metrics.measure(predict, draw(4, 3), labels(4, 3), group, 1)
     assert not measured.states.requires_grad
 
 
