@@ -34,7 +34,8 @@ class FedInit(LocalStart, ClientState):
     Cost: one pass over the parameters in each round.
     Laws: beta = 0 is FedAvg. A client that takes part for the first time begins at the received
         model.
-    Deviations: none.
+    Deviations: the authors' code averages how far clients have moved from where they began; here,
+        as in the paper's algorithm, it is where they end.
 
     Example:
         >>> import fedkeel

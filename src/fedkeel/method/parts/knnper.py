@@ -41,7 +41,7 @@ class KNNPer(PersonalPrediction):
     Laws: lam = 0 predicts as the global model does. A training example whose features no other
         has, with k = 1 and lam = 1, is predicted with its own label.
     Deviations: one lam for all clients. FL-bench mixes with scores in place of probabilities, and
-        takes squared distances.
+        takes squared distances over the number of features.
 
     Example:
         >>> import fedkeel
