@@ -44,7 +44,9 @@ class FedGH(CohortTransform):
         negative one, is a factor of the result; so the update can replace the "recalculated
         gradient".
     Deviations: the slides print the denominator |g_i|^2, which is no projection: what g_i loses
-        then depends on the length of g_j; `rule="printed"` keeps it. With FedNova the normalised
+        then depends on the length of g_j; `rule="printed"` keeps it. Their loop also changes g_i in
+        place, so that later pairs meet changed updates; the default projects against the updates
+        as they were received, and `rule="inplace"` is the loop. With FedNova the normalised
         updates are harmonised; the paper does not say. Buffers are averaged, not harmonised.
 
     Example:
