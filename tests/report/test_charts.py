@@ -208,8 +208,8 @@ def test_clients_without_examples_are_left_out(entries):
 def test_the_worst_tenth(entries):
     values = sorted(v for run in entries[1].runs for v in run_client_scores(run, ACCURACY).values)
     clients = client_scores(entries)[1]
-    assert clients.worst_tenth == pytest.approx(np.mean(values[:2]))  # a tenth of 27
-    assert clients.best_tenth == pytest.approx(np.mean(values[-2:]))
+    assert clients.spread.worst_tenth == pytest.approx(np.mean(values[:2]))  # a tenth of 27
+    assert clients.spread.best_tenth == pytest.approx(np.mean(values[-2:]))
     assert (clients.client_counts, len(clients.runs), clients.rounds) == ("9", 3, "12")
 
 

@@ -262,8 +262,8 @@ def test_worst_clients_have_the_highest_error(make, tmp_path):
     methods = load_runs(regression(make, tmp_path, rounds=12, per_client=True))
     clients = client_scores(methods)[0]
     values = sorted(clients.values)
-    assert clients.worst_tenth == pytest.approx(sum(values[-2:]) / 2)  # a tenth of 27
-    assert clients.best_tenth == pytest.approx(sum(values[:2]) / 2)
+    assert clients.spread.worst_tenth == pytest.approx(sum(values[-2:]) / 2)  # a tenth of 27
+    assert clients.spread.best_tenth == pytest.approx(sum(values[:2]) / 2)
     chart = client_score_chart(client_scores(methods))
     assert "%" not in chart.description
     assert chart.figure.layout.xaxis.title.text == "MAE on a client's own examples"

@@ -44,6 +44,7 @@ def compare(
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.method.grammar import split_expressions
     from fedkeel.records.comparison import runs_of
+    from fedkeel.report.client_gains import terminal_client_table
     from fedkeel.report.page import write_report
     from fedkeel.report.tables import terminal_table
     from fedkeel.runner.prepare import gather
@@ -71,6 +72,8 @@ def compare(
         document(comparison.rows)
     else:
         Console().print(terminal_table(comparison.table))
+        if comparison.clients:
+            Console().print(terminal_client_table(comparison.clients))
     for sentence in comparison.notes:
         say(console, sentence)
     warnings = [text for result in comparison.results for text in result.record.warnings]

@@ -36,6 +36,7 @@ def run(
     from fedkeel.engine.process.interrupts import interrupts
     from fedkeel.records.run_record import to_json
     from fedkeel.report.alerts import problems
+    from fedkeel.report.client_gains import personal_rows, terminal_client_table
     from fedkeel.report.page import write_report
     from fedkeel.report.runs import load_runs
     from fedkeel.report.tables import terminal_table
@@ -59,6 +60,7 @@ def run(
             raise typer.Exit(130) from None
     page = page_written(lambda: write_report([out], out / "report.html"))
     record, last = result.record, result.rows[-1]
+    clients = personal_rows(load_runs([out]))
     if as_json:
         document(
             {
@@ -69,6 +71,7 @@ def run(
                 "best": result.best,
                 "last": result.last,
                 "best_model": None if record.best_model is None else to_json(record.best_model),
+                "clients": [row.to_json() for row in clients],
                 "warnings": record.warnings,
                 "bytes_up": sum(sum(row.bytes_up.values()) for row in result.rows),
                 "bytes_down": sum(sum(row.bytes_down.values()) for row in result.rows),
@@ -76,6 +79,8 @@ def run(
         )
     else:
         Console().print(terminal_table(Comparison([result]).table))
+        if clients:
+            Console().print(terminal_client_table(clients))
     for sentence in problems(load_runs([out])):
         say(console, sentence)
     for warning in record.warnings if quiet else ():

@@ -55,6 +55,7 @@ def personal_model(
     """Return the parameters and buffers of a client's personal model.
 
     A client that has never taken part has the global model, with the initial personal parameters.
+    One that trains alone, in the baseline `local`, has what it has trained.
 
     Args:
         setup: method, model, data and seed.

@@ -103,9 +103,8 @@ class Prepared:
     def judges_personal_models(self) -> bool:
         """Whether the scores of a round are those of the clients' personal models."""
         model = self.settings.evaluation.model
-        if self.is_baseline:
-            return False
-        return model == "personal" or (model == "auto" and bool(self.setup.training.personal))
+        is_default = bool(self.setup.training.personal) and not self.is_baseline
+        return model == "personal" or (model == "auto" and is_default)
 
     @property
     def plan(self) -> Plan:

@@ -281,6 +281,8 @@ class RunRecord:
         task: ``loss``; ``metrics``, each with ``name``, ``higher_is_better`` and ``unit``; and the
             ``score``, the name of the metric by which models are judged. Of runs of earlier
             versions it is the classification of labels.
+        judges: the model whose scores a round's ``test`` has: the ``global`` one, on the test set;
+            or the clients' ``personal`` ones, on their own examples, all clients together.
         engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and
             ``precision`` that ran, and the kind that was ``asked`` for; ``reasons`` why a faster
             one could not be used.
@@ -315,6 +317,7 @@ class RunRecord:
     environment: Environment
     estimate: Estimate
     task: TaskRecord = field(default_factory=TaskRecord)
+    judges: Literal["global", "personal"] = "global"
     warnings: list[str] = field(default_factory=list)
     best_model: BestModel | None = None
     message: str = ""

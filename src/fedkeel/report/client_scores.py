@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
 
+from fedkeel.records.baselines import LOCAL
+from fedkeel.records.fairness import Gain, Spread, client_values, gain, spread
 from fedkeel.records.score import MetricInfo
-from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, add_method_rows, empty_figure, escaped, rounded
 from fedkeel.report.formatting import capital, format_number
@@ -21,12 +22,28 @@ MAX_SINGLE_POINTS = 60
 """Clients up to which each is drawn as a point of its own."""
 
 
+Model = Literal["global", "personal"]
+"""Whose scores they are: the global model's, or those of each client's own model."""
+
+
 @dataclass(frozen=True)
 class RunClientScores:
-    """The score of each client that a run evaluated, after a round."""
+    """The score of each client that a run evaluated, after a round.
+
+    Args:
+        round: rounds completed.
+        seed: of the run.
+        by_client: score of each client that has one, by its index.
+    """
 
     round: int
-    values: tuple[float, ...]
+    seed: int
+    by_client: Mapping[int, float]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The scores alone."""
+        return tuple(self.by_client.values())
 
 
 @dataclass(frozen=True)
@@ -35,13 +52,26 @@ class ClientScores:
 
     Args:
         method: the method.
+        model: which of its models was evaluated.
         score: what is distributed.
         runs: scores of the clients, for each run that evaluated them.
     """
 
     method: MethodResults
+    model: Model
     score: MetricInfo
     runs: tuple[RunClientScores, ...]
+
+    @property
+    def label(self) -> str:
+        """The method, and that it is its personal models."""
+        is_personal = self.model == "personal" and self.method.record.method != LOCAL
+        return f"{self.method.label} (personal)" if is_personal else self.method.label
+
+    @property
+    def labelled(self) -> MethodResults:
+        """The method under this label, for a chart."""
+        return replace(self.method, label=self.label)
 
     @property
     def values(self) -> list[float]:
@@ -49,27 +79,18 @@ class ClientScores:
         return sorted(value for run in self.runs for value in run.values)
 
     @property
-    def stat(self) -> Stat | None:
-        """Mean and deviation over them."""
-        return Stat.of(self.values)
+    def spread(self) -> Spread:
+        """How these are distributed."""
+        found = spread(self.values, self.score)
+        assert found is not None  # a run without scores is not among the runs
+        return found
 
-    @property
-    def worst_tenth(self) -> float:
-        """Mean score of the worst tenth of the clients."""
-        return statistics.fmean(self._from_worst[: self._tenth])
-
-    @property
-    def best_tenth(self) -> float:
-        """Mean score of the best tenth of the clients."""
-        return statistics.fmean(self._from_worst[-self._tenth :])
-
-    @property
-    def _from_worst(self) -> list[float]:
-        return sorted(self.values, key=lambda value: self.score.sign * value)
-
-    @property
-    def _tenth(self) -> int:
-        return max(1, len(self.values) // 10)
+    def gain_over(self, reference: ClientScores) -> Gain | None:
+        """Return what clients gain against other models, seed by seed and client by client."""
+        others = {run.seed: run.by_client for run in reference.runs}
+        gains = [gain(run.by_client, others.get(run.seed, {}), self.score) for run in self.runs]
+        values = sorted(value for found in gains if found for value in found.values)
+        return Gain(tuple(values)) if values else None
 
     @property
     def client_counts(self) -> str:
@@ -83,31 +104,34 @@ class ClientScores:
         return ", ".join(map(str, sorted({run.round for run in self.runs})))
 
 
-def run_client_scores(run: RunResults, score: MetricInfo) -> RunClientScores | None:
-    """Return the scores of the last round in which clients were evaluated."""
+def run_client_scores(
+    run: RunResults, score: MetricInfo, model: Model = "global"
+) -> RunClientScores | None:
+    """Return the scores of the last round in which clients were evaluated.
+
+    The models of clients that train alone, in the baseline `local`, are personal ones.
+    """
+    if run.record.method == LOCAL and model == "global":
+        return None
     for row in reversed(run.rows):
-        columns = row.per_client
-        values = (columns or {}).get(score.name)
-        if columns and values:
-            sizes = columns.get("examples") or [1.0] * len(values)
-            pairs = zip(sizes, values, strict=False)
-            known = [
-                a for size, value in pairs if size and (a := finite_or_none(value)) is not None
-            ]
-            if known:
-                return RunClientScores(row.round, tuple(known))
+        is_own = model == "personal" and run.record.method != LOCAL
+        known = client_values(row.personal if is_own else row.per_client, score)
+        if known:
+            return RunClientScores(row.round, run.record.seed, known)
     return None
 
 
 def client_scores(methods: Sequence[MethodResults]) -> list[ClientScores]:
-    """Return the first method's score over clients, for each method whose clients have it."""
+    """Return the first method's score over clients, for each model of each method that has it."""
     score = methods[0].record.score
     result = []
+    models: tuple[Model, ...] = ("global", "personal")
     for method in methods:
-        scores = (run_client_scores(run, score) for run in method.runs)
-        runs = tuple(run for run in scores if run is not None)
-        if runs:
-            result.append(ClientScores(method, score, runs))
+        for model in models:
+            scores = (run_client_scores(run, score, model) for run in method.runs)
+            runs = tuple(run for run in scores if run is not None)
+            if runs:
+                result.append(ClientScores(method, model, score, runs))
     return result
 
 
@@ -137,14 +161,14 @@ def client_score_chart(clients: Sequence[ClientScores]) -> Chart | None:
     score = clients[0].score
     unit = f" {score.unit}".rstrip()
     for place, of_method in enumerate(clients):
-        method = of_method.method
+        method = of_method.labelled
         values = [score.scale * value for value in of_method.values]
         figure.add_traces(_box(method, values, -2.0 * place, score))
         low, middle, high = map(format_number, (values[0], statistics.median(values), values[-1]))
         texts.append(f"{method.label}: median {middle}{unit}, from {low} to {high}{unit}")
     title = f"{score.label} on a client's own examples"
     figure.update_xaxes(title_text=", ".join(filter(None, (title, score.unit))))
-    add_method_rows(figure, [c.method for c in clients], step=2.0)
+    add_method_rows(figure, [c.labelled for c in clients], step=2.0)
     return Chart(figure, f"{capital(score.label)} of single clients. {'; '.join(texts)}.")
 
 

@@ -9,7 +9,7 @@ from fedkeel.records.baselines import CENTRALISED, LOCAL
 from fedkeel.report.claims import Lead, lead_over
 from fedkeel.report.formatting import quoted
 from fedkeel.report.runs import MethodResults
-from fedkeel.report.summary import MethodSummary
+from fedkeel.report.summary import MethodSummary, shared_score
 
 _DOUBTS: dict[Lead, str] = {
     "within spread": "is within the chance of seeds",
@@ -30,6 +30,8 @@ def _on_own_examples(methods: Sequence[MethodResults]) -> str:
 
     "" where some hold out none: on examples that it is trained on, each client alone is best.
     """
+    if methods[0].record.judges == "personal":
+        return ""  # the table of clients says it
     means = {
         method.label: mean for method in methods if (mean := _mean_over_clients(method)) is not None
     }
@@ -62,6 +64,8 @@ def federation_gain(methods: Sequence[MethodSummary]) -> str:
     or nothing has been evaluated.
     """
     scored = [method for method in methods if method.stat("best") is not None]
+    if shared_score(scored) is None:
+        return ""
     federated = [method for method in scored if not method.baseline]
     baselines = {method.baseline: method for method in scored if method.baseline}
     if not federated or not baselines:
@@ -86,11 +90,8 @@ def _conclusion(best: MethodSummary, local: MethodSummary | None, comparisons: i
     lead = lead_over(*((best, local) if gains else (local, best)), comparisons)
     if doubt := _DOUBTS.get(lead):
         return f"The difference to {quoted(local.method)} {doubt}, so it shows nothing."
-    return (
-        "So federation gains on the common test set."
-        if gains
-        else "So federation loses on the common test set."
-    )
+    where = "the clients' own examples" if best.judges == "personal" else "the common test set"
+    return f"So federation {'gains' if gains else 'loses'} on {where}."
 
 
 def _mean(method: MethodSummary) -> float:

@@ -12,6 +12,7 @@ import markupsafe
 from plotly.offline import get_plotlyjs
 
 from fedkeel.errors import RunError
+from fedkeel.records.baselines import LOCAL
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import LOSS
@@ -19,6 +20,7 @@ from fedkeel.report import claim_table, page_content, palette
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Chart
 from fedkeel.report.claims import Claims, claims_of
+from fedkeel.report.client_gains import client_rows, gain_chart
 from fedkeel.report.client_scores import (
     ClientScores,
     client_score_chart,
@@ -181,7 +183,8 @@ def render_report(
         predicted_methods=[m.index for m in methods if f"predictions{m.index}" in charts],
         has_classes=any(has_numbers(method) for method in methods),
         is_zoomed=curve is not None and curve.figure.layout.yaxis.range is not None,
-        clients=clients,
+        clients=client_rows(clients),
+        has_local=any(method.record.method == LOCAL for method in methods),
         measured_on=measured_on(methods),
         partition=partition,
     )
@@ -217,6 +220,7 @@ def _charts(
         "traffic": traffic_chart(methods),
         "seconds": time_chart(methods),
         "clients": client_score_chart(clients),
+        "gains": gain_chart(clients),
         "partition": partition.chart if partition else None,
     }
     return {name: chart for name, chart in charts.items() if chart is not None}

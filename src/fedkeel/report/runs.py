@@ -193,6 +193,7 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
         record.target if target is None else target,
         score=record.score,
         loss=record.task.loss,
+        judges=record.judges,
         model_bytes=record.model.bytes or None,
     )
     name = folder.path.resolve().name

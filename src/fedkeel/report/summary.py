@@ -59,6 +59,8 @@ class RunSummary:
         train_loss: mean training loss over the rounds that have one.
         score: the metric by which models are judged.
         loss: name of the loss; "" where it is not known.
+        judges: whose scores these are: the global model's, on the test set, or those of the
+            clients' personal models, on their own examples.
         best: best score.
         best_round: the first round with that score.
         last: score of the last evaluation.
@@ -87,6 +89,7 @@ class RunSummary:
     train_loss: float | None
     score: MetricInfo
     loss: str
+    judges: str
     best: float | None
     best_round: int | None
     last: float | None
@@ -205,10 +208,20 @@ class MethodSummary:
 
     @property
     def judged_by(self) -> str:
-        """The score in words, with the name of a loss: two losses do not compare."""
+        """The score in words, with all that keeps two from being compared.
+
+        These are the name of a loss, and whether personal models are judged.
+        """
         loss = self.runs[0].loss if self.runs else ""
         is_loss = self.score.name == LOSS and loss
-        return f"{self.score.label} ({loss})" if is_loss else self.score.label
+        facts = [loss if is_loss else "", "personal" if self.judges == "personal" else ""]
+        words = ", ".join(filter(None, facts))
+        return f"{self.score.label} ({words})" if words else self.score.label
+
+    @property
+    def judges(self) -> str:
+        """Whose scores they are: ``global`` or ``personal`` models."""
+        return self.runs[0].judges if self.runs else "global"
 
     @property
     def test_examples(self) -> int | None:
@@ -228,6 +241,7 @@ def summarise(
     *,
     score: MetricInfo = ACCURACY,
     loss: str = "",
+    judges: str = "global",
     model_bytes: int | None = None,
 ) -> RunSummary:
     """Return the figures of one run.
@@ -237,6 +251,7 @@ def summarise(
         target: score for rounds to target.
         score: the metric by which models are judged.
         loss: name of the loss.
+        judges: whose scores they are: ``global`` or ``personal`` models.
         model_bytes: bytes of the model once; None takes what was sent down as ``model``.
     """
     scores = _scores(rows, score)
@@ -263,6 +278,7 @@ def summarise(
         train_loss=statistics.fmean(losses) if losses else None,
         score=score,
         loss=loss,
+        judges=judges,
         best=best[1] if best else None,
         best_round=best[0] if best else None,
         last=scores[-1][1] if scores else None,

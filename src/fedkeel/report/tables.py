@@ -17,7 +17,7 @@ from fedkeel.records.paired import paired_difference
 from fedkeel.records.statistics import Stat, is_tied
 from fedkeel.report.claims import Claims
 from fedkeel.report.columns import Column, ColumnName, ResultRow, all_columns
-from fedkeel.report.formatting import extreme_of, format_target
+from fedkeel.report.formatting import capital, extreme_of, format_target
 from fedkeel.report.summary import MethodSummary, shared_score
 
 _NAME_WIDTH = 27
@@ -178,10 +178,15 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
     score = shared_score(methods)
     if score is None:
         text = "the methods are judged by different ones, so they are not ranked."
+        if len({method.judges for method in methods}) > 1:
+            text += " evaluation.model = 'personal' judges all by the clients' models."
         notes = [Footnote("Score", text)]
         label, extreme = "score", "best"
     else:
         notes, label, extreme = [], score.label, extreme_of(score)
+    if any(method.judges == "personal" for method in methods):
+        text = "of the clients' models on their own examples, all clients together."
+        notes.append(Footnote("Personal" if score is None else capital(label), text))
     notes.append(
         Footnote(
             "Best",

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeel.engine.base import Engine, TrainingSetup
+from fedkeel.engine.base import Engine, PersonalScores, ServerModel, TrainingSetup
 from fedkeel.engine.evaluation import scores_by_group
 from fedkeel.method.local_training import BUFFERS, PERSONAL
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.runner.evaluate import score_columns, scores_of_clients
+from fedkeel.runner.evaluate import score_columns
 from fedkeel.tree import Tree, tensors
 
 
@@ -20,21 +20,29 @@ class ClientModels:
     """Scores the model of each client, where each has its own; a score is the mean over them.
 
     Clients without training examples have no model. A client that has not trained yet has the
-    initial one. A model is scored again only after it has trained.
+    initial one. A model is scored on the test set again only after it has trained.
 
     Args:
         setup: method, model, data and seed.
         engine: keeps the clients' models.
+        judged_on_own: whether the models are judged on their clients' own examples, all clients
+            together, in place of the test set.
     """
 
-    def __init__(self, setup: TrainingSetup, engine: Engine) -> None:
-        self._setup, self._engine = setup, engine
+    def __init__(self, setup: TrainingSetup, engine: Engine, judged_on_own: bool = False) -> None:
+        self._setup, self._engine, self._judged_on_own = setup, engine, judged_on_own
         self._test: dict[int, tuple[int, list[Scores]]] = {}  # steps done, scores, by client
-        self._own: dict[int, tuple[int, list[Scores]]] = {}
         self._initial: list[Scores] | None = None
 
     def with_test_scores(self, row: RoundRecord) -> RoundRecord:
-        """Return the row with the mean scores on the test set, and by source if several."""
+        """Return the row with the scores by which the models are judged.
+
+        These are the mean scores on the test set, and by source if several; or those on the
+        clients' own examples.
+        """
+        if self._judged_on_own:
+            total = self._own_scores(row.round).total
+            return replace(row, test=total if total.examples else None)
         clients = [int(k) for k in np.flatnonzero(self._setup.federation.sizes)]
         by_client = self._scores(clients, self._test, self._test_scores)
         total, *by_source = (_mean(scores) for scores in zip(*by_client, strict=True))
@@ -44,9 +52,8 @@ class ClientModels:
 
     def with_client_scores(self, row: RoundRecord) -> RoundRecord:
         """Return the row with the scores of each client's model on its own examples, [C]."""
-        clients = range(len(self._setup.federation))
-        by_client = self._scores(clients, self._own, self._own_scores)
-        return replace(row, per_client=score_columns([own for (own,) in by_client], self._setup))
+        scores = self._own_scores(row.round).per_client
+        return replace(row, per_client=score_columns(scores, self._setup))
 
     def _scores(
         self,
@@ -73,10 +80,11 @@ class ClientModels:
             self._initial = scores
         return scores
 
-    def _own_scores(self, client: int) -> list[Scores]:
-        """Return the scores of a client's model on its own examples."""
-        setup = replace(self._setup, federation=self._setup.federation.only(client))
-        return scores_of_clients(setup, *self._model(client))
+    def _own_scores(self, round: int) -> PersonalScores:
+        """Return the scores of the clients' models on their own examples."""
+        network = self._setup.training.network
+        initial = ServerModel(network.params, network.buffers, round)
+        return self._engine.measure_personal(self._setup, initial)
 
     def _model(self, client: int) -> tuple[Tree, Tree]:
         """Return the parameters and the buffers of a client's model."""

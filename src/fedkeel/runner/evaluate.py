@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedkeel.data.values import only_tensor
-from fedkeel.engine.base import Engine, ServerModel, Split, TrainingSetup
+from fedkeel.engine.base import Engine, PersonalScores, ServerModel, Split, TrainingSetup
 from fedkeel.engine.evaluation import evaluate, scores_by_group
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
@@ -74,7 +74,7 @@ def with_client_scores(
     else:  # the engine knows no clients
         setup = replace(setup, federation=prepared.pooled)
         buffers = server.buffers or setup.training.network.buffers
-        scores = scores_of_clients(setup, server.params, buffers)
+        scores = scores_of_clients(setup, server.params, buffers).per_client
     return replace(row, per_client=score_columns(scores, setup))
 
 
@@ -91,8 +91,14 @@ def with_personal_scores(
         judged: whether the model is judged by them: all clients' examples together are `row.test`.
     """
     setup = prepared.setup
-    model = ServerModel(server.params, server.buffers, server.round)
-    scores = engine.measure_personal(setup, model)
+    if prepared.pooled is None:
+        model = ServerModel(server.params, server.buffers, server.round)
+        scores = engine.measure_personal(setup, model)
+    else:  # the engine knows no clients
+        setup = replace(setup, federation=prepared.pooled)
+        scores = scores_of_clients(
+            setup, server.params, server.buffers or setup.training.network.buffers
+        )
     if judged:
         row = replace(row, test=scores.total if scores.total.examples else None)
     if setup.training.plan.has_personal_models:
@@ -100,11 +106,12 @@ def with_personal_scores(
     return row
 
 
-def scores_of_clients(setup: TrainingSetup, params: Tree, buffers: Tree) -> list[Scores]:
+def scores_of_clients(setup: TrainingSetup, params: Tree, buffers: Tree) -> PersonalScores:
     """Return a model's scores on each client's own examples, measured in this process."""
     with use_numerics(setup.precision):
         measured = evaluate(setup, params, buffers, "clients")
-    return scores_by_group(setup, "clients", measured)
+    total = scores_by_group(setup, "clients", measured, of_all=True)[0]
+    return PersonalScores(total, scores_by_group(setup, "clients", measured))
 
 
 def score_columns(scores: Sequence[Scores], setup: TrainingSetup) -> dict[str, list[float | None]]:

@@ -135,7 +135,7 @@ class Run:
                 text = f"{self._checkpoints.damaged}; the run went on from the one before"
                 self._record = replace(self._record, warnings=[*self._record.warnings, text])
         if self._settings.method == LOCAL:
-            self._models = ClientModels(self._setup, engine)
+            self._models = ClientModels(self._setup, engine, self._prepared.judges_personal_models)
         self._clock = Clock()
         if saved is not None:
             self._server, self._rows = saved

@@ -78,6 +78,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             metrics=setup.metrics.infos,
             score=setup.metrics.score_name,
         ),
+        judges="personal" if prepared.judges_personal_models else "global",
         data=_data_record(setup),
         partition=PartitionRecord.of(
             {

@@ -20,6 +20,7 @@ from rich.progress import (
 
 from fedkeel import config
 from fedkeel.errors import printable
+from fedkeel.records.fairness import client_values, spread
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.callbacks import Callback, GlobalModel, RunInfo
@@ -376,11 +377,16 @@ def _print(console: Console, text: str) -> None:
 
 
 def _score(row: RoundRecord | None, score: MetricInfo) -> str:
-    """Return the test score of a row, with the name of any score but accuracy."""
+    """Return the test score of a row, with the name of any score but accuracy, and of clients."""
     if row is None or row.test is None:
         return ""
     name = "" if score.name == ACCURACY.name else f"{score.label} "
-    return f", test {name}{score.format(row.test[score.name])}"
+    text = f", test {name}{score.format(row.test[score.name])}"
+    over = spread(list(client_values(row.personal, score).values()), score)
+    if over is not None:
+        worst = score.format(over.worst_tenth)
+        text += f", personal models {score.format(over.mean)} (worst tenth {worst})"
+    return text
 
 
 def run_name(settings: config.Run) -> str:

@@ -66,7 +66,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *_label_warnings(prepared),
         _test_examples_in_training(data, prepared.setup.test),
         *_names_that_nearly_agree(federation),
-        _nothing_held_out(federation),
+        _nothing_held_out(federation) or _judged_on_training_examples(prepared),
         _unscaled_columns(data) or _swapped_series_axes(data),
         _softmax_before_loss(prepared),
         _generator_that_is_set(prepared),
@@ -246,6 +246,17 @@ def _nothing_held_out(federation: Federation) -> str:
         return ""
     return (
         "no client has enough examples to hold any out (holdout), so none is evaluated on its own"
+    )
+
+
+def _judged_on_training_examples(prepared: Prepared) -> str:
+    """Return a warning where personal models are scored on what they are trained on."""
+    is_scored = prepared.judges_personal_models or prepared.plan.has_personal_models
+    if not is_scored or prepared.setup.federation.holdout_rows is not None:
+        return ""
+    return (
+        "personal models are scored on the examples that they are trained on, as clients hold none "
+        "out: a model that has memorised them looks best. Set partition.holdout, such as 0.3"
     )
 
 

@@ -26,6 +26,7 @@ from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.alerts import differences, problems
 from fedkeel.report.claims import Claims, claims_of
+from fedkeel.report.client_gains import ClientRow, markdown_client_table, personal_rows
 from fedkeel.report.columns import ResultRow
 from fedkeel.report.federation_gain import federation_notes
 from fedkeel.report.formatting import enumeration
@@ -94,7 +95,15 @@ class Comparison:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `table` as plain values, ready for JSON."""
-        return [row.to_json() for row in self.table]
+        clients: dict[str, list[dict[str, Any]]] = {}
+        for row in self.clients:
+            clients.setdefault(row.scores.method.label, []).append(row.to_json())
+        return [{**row.to_json(), **_clients_of(row, clients)} for row in self.table]
+
+    @property
+    def clients(self) -> list[ClientRow]:
+        """How scores are distributed over clients; empty where no method has personal models."""
+        return personal_rows(self.entries)
 
     @property
     def notes(self) -> list[str]:
@@ -105,7 +114,9 @@ class Comparison:
 
     def __str__(self) -> str:
         notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]
-        return markdown_table(self.table) + "".join(f"\n{note}\n" for note in notes)
+        clients = self.clients
+        tables = [markdown_table(self.table), markdown_client_table(clients) if clients else ""]
+        return "\n".join(filter(None, tables)) + "".join(f"\n{note}\n" for note in notes)
 
     def __repr__(self) -> str:
         """Return what a notebook shows: the table, where its folder still exists."""
@@ -115,12 +126,18 @@ class Comparison:
             return f"Comparison of {counted(len(self.results), 'run')} in {self.folder}"
 
 
+def _clients_of(row: ResultRow, clients: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    label = row.summary.method
+    return {"clients": clients[label]} if label in clients else {}
+
+
 def _run_results(result: Result) -> RunResults:
     summary = summarise(
         result.rows,
         result.record.target,
         score=result.record.score,
         loss=result.record.task.loss,
+        judges=result.record.judges,
         model_bytes=result.record.model.bytes,
     )
     folder = "" if result.folder is None else result.folder.name
