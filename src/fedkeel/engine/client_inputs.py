@@ -51,11 +51,16 @@ def client_info(setup: TrainingSetup, client: int) -> ClientInfo:
     """Return what a client knows about itself, as far as the method needs it."""
     rows, dtype = setup.federation.client(client), setup.training.network.dtype
     index, examples = torch.tensor(client), torch.tensor(len(rows), dtype=dtype)
+    return ClientInfo(index, examples, declared_class_counts(setup, client))
+
+
+def declared_class_counts(setup: TrainingSetup, client: int) -> Tensor | None:
+    """Return [Y] a client's examples of each class; None where the method does not need them."""
     if Capability.CLASS_COUNTS not in setup.training.plan.needs:
-        return ClientInfo(index, examples)
-    data = setup.federation.data
+        return None
+    data, rows = setup.federation.data, setup.federation.client(client)
     counts = label_counts(rows_of(data.y, torch.from_numpy(rows)), data.classes)
-    return ClientInfo(index, examples, counts.to(dtype))
+    return counts.to(setup.training.network.dtype)
 
 
 def noise_source(setup: TrainingSetup, message: Message, client: int) -> Callable[[], Tree | None]:

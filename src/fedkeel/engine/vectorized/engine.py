@@ -20,7 +20,7 @@ import torch
 from fedkeel import tree
 from fedkeel.clock import Clock
 from fedkeel.engine.base import ClientJob, TrainingSetup
-from fedkeel.engine.client_inputs import client_info
+from fedkeel.engine.client_inputs import declared_class_counts
 from fedkeel.engine.compiler.cache import FlatState
 from fedkeel.engine.compiler.compiled_function import warm_up as warm_up
 from fedkeel.engine.compiler.errors import CannotCompile
@@ -295,12 +295,13 @@ class VectorizedTrainer:
 
         With `low_rank`, matrices of client states come as their factors where they may.
         """
-        infos = [client_info(self._setup, job.client) for job in group.jobs]
+        setup, clients = self._setup, [job.client for job in group.jobs]
+        sizes = torch.from_numpy(setup.federation.sizes[clients])
         info: State = {
-            "client": torch.stack([info.client for info in infos]),
-            "examples": torch.stack([info.examples for info in infos]),
+            "client": torch.tensor(clients),
+            "examples": sizes.to(setup.training.network.dtype),
         }
-        counts = [info.declared_class_counts for info in infos]
+        counts = [declared_class_counts(setup, client) for client in clients]
         if known := [c for c in counts if c is not None]:
             info["counts"] = torch.stack(known)
         if group.is_single:
