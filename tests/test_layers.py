@@ -250,7 +250,8 @@ def declared() -> set[str]:
     """The packages that pyproject.toml asks for, with every extra that users have."""
     project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["ray"], *extras["tune"], *extras["flower"]]
+    used = ("ray", "tune", "flower", "figures")
+    wanted = [*project["dependencies"], *(one for extra in used for one in extras[extra])]
     return {re.split(r"[<>=]", one)[0].replace("-", "_") for one in wanted}
 
 

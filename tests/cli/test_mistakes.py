@@ -305,9 +305,9 @@ def test_a_misspelt_method_is_named(name: str, meant: str) -> None:
     assert f"did you mean '{meant}'?" in done.message
 
 
-@pytest.mark.parametrize("name", ["fedbn", "fedper", "fedrep", "fedbabu", "ditto", "krum"])
+@pytest.mark.parametrize("name", ["hermes", "bulyan", "krum"])
 def test_a_method_that_is_not_there_brings_up_no_other(name: str) -> None:
     done = call("methods", name)
     assert done.code == 2
     assert "did you mean" not in done.message
-    assert "known: addition, clip, " in done.message
+    assert "known: addition, afl, " in done.message

@@ -46,14 +46,16 @@ CRITERION = ("fedlc", "fedrod")
 PHASES = ("fedrep", "fedbabu", "ffalora", "rolora")
 MODEL = ("fedrod", "ditto", "apfl", "pfedme")
 TUNING = ("fedbabu", "perfedavg", "finetune")
-SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER, CRITERION, PHASES, MODEL, TUNING)
+START = ("fedala", "fedinit")
+SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER, CRITERION, PHASES, MODEL, TUNING, START)
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "fedgamma", "mofedsam", "scaffnew")
-NO_PATH = ("pfedme", "perfedavg", "fedinit")
+NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many,
     # both encode the update, both fix the local work, both replace the loss, both divide training
-    # into phases, both train a second model, both train once more before an evaluation
+    # into phases, both train a second model, both train once more before an evaluation,
+    # both say where a client begins
     **{pair: SLOT for slot in SLOTS for pair in combinations(slot, 2)},
     # one divides by the length of a path that the other does not make of gradients
     ("minibatch_sgd", "scaffold"): BROKEN,
@@ -78,7 +80,7 @@ ILLEGAL = {
         for path in ("scaffold", "fednova", "fedcm")
         for other in ("pfedme", "perfedavg")
     },
-    **{(path, "fedinit"): BROKEN for path in PATH if path != "scaffnew"},
+    **{(path, start): BROKEN for path in PATH if path != "scaffnew" for start in START},
     **{(other, path): BROKEN for other in NO_PATH for path in ("scaffnew", "fedmoswa")},
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
     ("minibatch_sgd", "feddyn"): BROKEN,

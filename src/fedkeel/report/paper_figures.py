@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from fedkeel.errors import RunError
 from fedkeel.records.ranks import RankTest
@@ -17,8 +17,8 @@ from fedkeel.report.learning_curves import Axis, Curve, learning_curve
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import shared_score
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+Axes = Any
+"""Axes of matplotlib, which is imported where a figure is drawn: an extra of the package."""
 
 _WIDTH = 4.6
 """Width of a figure in inches."""

@@ -28,7 +28,7 @@ class Mine:
 @dataclass(frozen=True)
 class Term(Mine, LossTerm):
     how: str = "mean"
-    name: ClassVar[str] = "term"
+    name: ClassVar[str] = "my_term"
     def loss_term(self, output, params, step):
         squares = output.logits.square().mean(dim=1)
         if self.how == "mean":
