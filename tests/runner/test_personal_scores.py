@@ -7,6 +7,7 @@ import pytest
 
 import fedkeel as fk
 from fedkeel.runner.start import start
+from fedkeel.runner.warnings import find_warnings
 from toys import plain, prepared
 
 JUDGED = fk.Evaluation(model="personal", clients_every=1)
@@ -40,3 +41,9 @@ def test_worker_processes_evaluate_a_model_with_personal_parameters(judge: str) 
         for kind in ("sequential", "workers")
     ]
     assert plain(results[0]) == plain(results[1])
+
+
+@pytest.mark.parametrize(("method", "warns"), [("fedper(keep='fc2')", True), ("fedavg", False)])
+def test_scores_on_training_examples_are_warned_of(method: str, warns: bool) -> None:
+    warnings = find_warnings(prepared(method))
+    assert any("scored on the examples that they are trained on" in w for w in warnings) is warns
