@@ -35,14 +35,14 @@ ReadState = Callable[[int], ByPart | None]
 class Only(Phases):
     """Trains some parameters and leaves the others, for a fine-tuning."""
 
-    names: tuple[str, ...] = param(())
+    names: str = param("")
 
     name = "only"
     paper = "yu2020salvaging"
 
     def phases(self, layout: ParameterLayout, personal: frozenset[str]) -> Sequence[frozenset[str]]:
         """Return one phase, of the names."""
-        return [frozenset(self.names)]
+        return [frozenset(self.names.split(","))]
 
     def phase(self, step: int, steps: int, round: int) -> int:
         """Return 0."""
@@ -96,7 +96,7 @@ def _fine_tuned(
     part, layout = training.plan.fine_tuning, training.network.layout
     assert part is not None
     names = call(part.fine_tuned, layout)
-    only = () if names == frozenset(layout.names) else (Only(tuple(sorted(names))),)
+    only = () if names == frozenset(layout.names) else (Only(",".join(sorted(names))),)
     local = call(part.fine_tuning, training.local)
     has_buffers = bool(training.network.buffers)
     tuning = replace(
@@ -177,7 +177,8 @@ def scores_of(metrics: MetricSet, states: Tensor, sizes: Ints, kept: Tensor) -> 
         sizes: [C] numbers of examples.
         kept: [N, M] kept values, one client after the other.
     """
-    is_measured = ~states.isnan().all(dim=1)
+    is_missing = states.isnan().all(dim=1)
+    is_measured = ~is_missing if metrics.state_size else torch.ones_like(is_missing)
     counts = torch.where(is_measured, torch.from_numpy(sizes), 0)
     states = torch.where(is_measured[:, None], states, 0.0)
     group = torch.repeat_interleave(torch.arange(len(sizes)), counts)[: len(kept)]
