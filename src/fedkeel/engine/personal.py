@@ -20,7 +20,7 @@ from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.local_loop import client_start
 from fedkeel.method.local_training import BUFFERS, LOCAL_MODEL, PERSONAL
 from fedkeel.method.part import param
-from fedkeel.method.roles import Phases
+from fedkeel.method.roles import FineTuning, Phases
 from fedkeel.task.batch import Batch, Output
 from fedkeel.task.metrics.metric_set import MetricSet
 from fedkeel.task.outputs import Outputs
@@ -85,16 +85,19 @@ def personal_model(
         buffers = tensors(state[BUFFERS])
     if plan.fine_tuning is None or not setup.federation.sizes[client]:
         return params, buffers
-    return _fine_tuned(setup, params, buffers, server.round, client)
+    return _fine_tuned(setup, plan.fine_tuning, params, buffers, server.round, client)
 
 
 def _fine_tuned(
-    setup: TrainingSetup, params: Tree, buffers: Tree, round: int, client: int
+    setup: TrainingSetup,
+    part: FineTuning,
+    params: Tree,
+    buffers: Tree,
+    round: int,
+    client: int,
 ) -> tuple[Tree, Tree]:
     """Return the model after plain training on the client's examples."""
-    training = setup.training
-    part, layout = training.plan.fine_tuning, training.network.layout
-    assert part is not None
+    training, layout = setup.training, setup.training.network.layout
     names = call(part.fine_tuned, layout)
     only = () if names == frozenset(layout.names) else (Only(",".join(sorted(names))),)
     local = call(part.fine_tuning, training.local)
@@ -147,11 +150,11 @@ def _prediction(setup: TrainingSetup, params: Tree, buffers: Tree, client: int) 
     if part is None:
         return lambda x: network.test_output(params, buffers, x)
     rows, data = torch.from_numpy(setup.federation.client(client)), setup.federation.data
-    own = Batch(rows_of(data.x, rows), rows_of(data.y, rows))
-    known, targets = output(own), only_tensor(own.y, "a personal prediction")
+    examples = Batch(rows_of(data.x, rows), rows_of(data.y, rows))
+    known, targets = output(examples), only_tensor(examples.y, "a personal prediction")
 
     def predict(x: Tree | Tensor) -> Outputs:
-        result: Tensor = call(part.predict, output(Batch(x, own.y)), known, targets)
+        result: Tensor = call(part.predict, output(Batch(x, examples.y)), known, targets)
         return result
 
     return predict
@@ -161,6 +164,8 @@ def measure_personal(
     setup: TrainingSetup, server: ServerModel, read_state: ReadState
 ) -> PersonalScores:
     """Return the scores of all clients' personal models, one client after the other."""
+    network = setup.training.network.with_running_statistics()  # copied once for all clients
+    setup = replace(setup, training=replace(setup.training, network=network))
     clients = range(len(setup.federation))
     measured = [measure_client(setup, server, client, read_state(client)) for client in clients]
     sizes = split_examples(setup, "clients").sizes

@@ -242,13 +242,13 @@ class Step:
         buffers = self.buffers if first else self.network.copy_buffers(self.buffers)
         is_whole = not 0 < self.piece_size < len(self.batch)
         value_and_grad = self._value_and_grad if is_whole else self._accumulated
-        loss, grads = value_and_grad(self._whole(params), buffers)
+        loss, grads = value_and_grad(self._with_personal(params), buffers)
         grads = self._shared(grads)
         if first:
             self.recorded_losses.append(loss)
         return self._with_penalties(grads, params if penalties_at is None else penalties_at)
 
-    def _whole(self, params: Tree) -> Tree:
+    def _with_personal(self, params: Tree) -> Tree:
         """Return shared parameters with the client's personal ones."""
         return {**params, **self.personal.now} if self.personal.now else params
 
@@ -329,8 +329,8 @@ class Step:
         objective: Callable[[Output, Tree], Tensor] | None = None,
     ) -> Tree:
         """Return the gradient of the task loss or an objective, without a trace."""
-        buffers, whole = self.network.copy_buffers(self.buffers), self._whole(params)
-        grads = self.network.value_and_grad(whole, buffers, batch, self.autograd, objective)[1]
+        buffers, model = self.network.copy_buffers(self.buffers), self._with_personal(params)
+        grads = self.network.value_and_grad(model, buffers, batch, self.autograd, objective)[1]
         return {name: grads[name] for name in params} if self.personal.now else grads
 
     def example_grads(self, params: Tree) -> Tree:
@@ -344,11 +344,11 @@ class Step:
             objective = None if self.objective.is_task_loss else alone._objective
             buffers = self.network.copy_buffers(self.buffers)
             value, grads = self.network.value_and_grad(
-                whole, buffers, alone.batch, "functional", objective
+                model, buffers, alone.batch, "functional", objective
             )
             return grads, value
 
-        whole = self._whole(params)
+        model = self._with_personal(params)
         grads, values = map_examples(one, self.batch)
         if not self.recorded_losses:
             self.recorded_losses.append(batch_mean(values, self.batch))
@@ -368,12 +368,12 @@ class Step:
     def input_grad(self, params: Tree, batch: Batch) -> Tensor:
         """Return the gradient [n, ...] of the mean loss by the inputs, in evaluation mode."""
         buffers = self.network.copy_buffers(self.buffers)
-        return self.network.input_grad(self._whole(params), buffers, batch, self.autograd)
+        return self.network.input_grad(self._with_personal(params), buffers, batch, self.autograd)
 
     def logits(self, params: Tree, x: Values) -> Tensor:
         """Return the scores [n, Y] of inputs, in evaluation mode."""
         buffers = self.network.copy_buffers(self.buffers)
-        return self.network.logits(self._whole(params), buffers, x, train=False)
+        return self.network.logits(self._with_personal(params), buffers, x, train=False)
 
     def soft_target(self, scores: Tensor) -> Tensor:
         """Return what a model predicts as a target of the task's loss, for SOFT_TARGETS.
@@ -394,7 +394,7 @@ class Step:
             train: whether it is in training mode.
         """
         buffers = self.network.copy_buffers(self.buffers)
-        return self.network.output(self._whole(params), buffers, self.batch, train)
+        return self.network.output(self._with_personal(params), buffers, self.batch, train)
 
     def teacher(self) -> Output:
         """Return what the received model makes of this step's batch, in evaluation mode.

@@ -38,7 +38,7 @@ from fedkeel.method.local_training import (
     start_client_state,
     start_optimiser,
 )
-from fedkeel.method.roles import LocalStart
+from fedkeel.method.roles import LocalModel, LocalStart
 from fedkeel.method.round_values import Reply
 from fedkeel.task.batch import Batch
 from fedkeel.tree import State, Tree
@@ -210,7 +210,7 @@ def client_step(
     rate = client.message.lr if lr is None else lr
     model, model_optimiser = local.model, local.model_optimiser
     if plan.local_model is not None:
-        model, model_optimiser = _local_model_step(client, local, step, rate)
+        model, model_optimiser = _local_model_step(client, plan.local_model, local, step, rate)
         step = replace(step, local_model=model)
     rule = plan.gradient_rule
     if rule is None:
@@ -250,11 +250,10 @@ _NO_GRADIENT = "the gradient rule has to call step.grad or step.example_grads on
 
 
 def _local_model_step(
-    client: ClientRound, local: LocalState, step: Step, rate: float | Tensor
+    client: ClientRound, part: LocalModel, local: LocalState, step: Step, rate: float | Tensor
 ) -> tuple[Tree, State]:
     """Return the second model and its optimiser's state after a step."""
-    training, part = client.training, client.training.plan.local_model
-    assert part is not None
+    training = client.training
     states = [local.model_optimiser]
 
     def descend(grads: Tree) -> Tree:

@@ -103,19 +103,19 @@ class LocalTraining:
         """Whether clients keep anything from round to round."""
         return bool(self.plan.client_states) or self.keeps_own
 
-    def kept(self, own: OwnState) -> ByPart:
+    def kept(self, trained: OwnState) -> ByPart:
         """Return what a client keeps beside the states of the parts."""
         kept: ByPart = {}
         if self.buffers == "local":
-            kept[BUFFERS] = dict(own.buffers)
+            kept[BUFFERS] = dict(trained.buffers)
         if self.personal:
-            kept[PERSONAL] = dict(own.personal)
+            kept[PERSONAL] = dict(trained.personal)
         if self.plan.local_model is not None:
-            kept[LOCAL_MODEL] = dict(own.model)
-        if self.keeps_optimiser and own.optimiser:
-            kept[OPTIMISER] = dict(own.optimiser)
-        if self.keeps_optimiser and own.model_optimiser:
-            kept[LOCAL_MODEL_OPTIMISER] = dict(own.model_optimiser)
+            kept[LOCAL_MODEL] = dict(trained.model)
+        if self.keeps_optimiser and trained.optimiser:
+            kept[OPTIMISER] = dict(trained.optimiser)
+        if self.keeps_optimiser and trained.model_optimiser:
+            kept[LOCAL_MODEL_OPTIMISER] = dict(trained.model_optimiser)
         return kept
 
     def first(self, message: Message) -> OwnState:
@@ -164,8 +164,8 @@ def start_client_state(
             for part in training.plan.client_states
         }
         if training.keeps_own:
-            own = training.kept(training.first(message))
-            client_state |= tree.substates(tree.map_tensors(torch.clone, dict(own)))
+            kept = training.kept(training.first(message))
+            client_state |= tree.substates(tree.map_tensors(torch.clone, dict(kept)))
     if training.buffers == "local":
         buffers = tree.tensors(part_state(client_state, BUFFERS))
     return client_state, buffers
@@ -181,5 +181,5 @@ def start_optimiser(
     initial = training.optimiser.init(start)
     if part is None:
         return initial
-    own = part_state(client_state, part.name)
-    return call(part.start_optimiser, initial, part_state(message.broadcast, part.name), own)
+    state = part_state(client_state, part.name)
+    return call(part.start_optimiser, initial, part_state(message.broadcast, part.name), state)

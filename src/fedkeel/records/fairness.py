@@ -86,8 +86,8 @@ def spread(values: Sequence[float], score: MetricInfo) -> Spread | None:
     allocation in shared computer systems", DEC TR-301; the worst tenth and the variance as in Li et
     al. 2020, "Fair resource allocation in federated learning", where the variance is over n.
 
-    >>> found = spread([1.0, 0.5, 0.5, 0.0], MetricInfo("accuracy", unit="%"))
-    >>> found.mean, found.worst_tenth, round(found.jain, 4), round(found.variance, 4)
+    >>> clients = spread([1.0, 0.5, 0.5, 0.0], MetricInfo("accuracy", unit="%"))
+    >>> clients.mean, clients.worst_tenth, round(clients.jain, 4), round(clients.variance, 4)
     (0.5, 0.0, 0.6667, 0.1667)
     """
     if not values:
@@ -117,8 +117,8 @@ def gain(
         score: what it is; a gain is positive where the value is better.
 
     >>> accuracy = MetricInfo("accuracy", unit="%")
-    >>> found = gain({0: 0.5, 1: 1.0, 2: 0.25}, {0: 0.75, 1: 0.5, 3: 0.0}, accuracy)
-    >>> found.values, found.mean, found.share
+    >>> gains = gain({0: 0.5, 1: 1.0, 2: 0.25}, {0: 0.75, 1: 0.5, 3: 0.0}, accuracy)
+    >>> gains.values, gains.mean, gains.share
     ((-0.25, 0.5), 0.125, 0.5)
     """
     shared = values.keys() & reference.keys()

@@ -56,7 +56,8 @@ class PairedDifference:
     def stat(self) -> Stat:
         """Statistics of the differences."""
         stat = Stat.of(self.values)
-        assert stat is not None  # there is at least one value
+        if stat is None:
+            raise ValueError("a paired difference has at least one value")
         return stat
 
     @property

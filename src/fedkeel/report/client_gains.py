@@ -83,10 +83,10 @@ class ClientRow:
 def client_rows(clients: Sequence[ClientScores]) -> list[ClientRow]:
     """Return a row for each model of each method, with its gains."""
     alone = next((item for item in clients if item.method.record.method == LOCAL), None)
-    whole = {item.method.index: item for item in clients if item.model == "global"}
+    by_global_model = {item.method.index: item for item in clients if item.model == "global"}
     rows = []
     for item in clients:
-        base = whole.get(item.method.index) if item.model == "personal" else None
+        base = by_global_model.get(item.method.index) if item.model == "personal" else None
         over_local = None if alone is None or item is alone else item.gain_over(alone)
         over_global = None if base is None else item.gain_over(base)
         rows.append(ClientRow(item, item.spread, over_global, over_local))

@@ -81,15 +81,16 @@ class ClientScores:
     @property
     def spread(self) -> Spread:
         """How these are distributed."""
-        found = spread(self.values, self.score)
-        assert found is not None  # a run without scores is not among the runs
-        return found
+        distribution = spread(self.values, self.score)
+        if distribution is None:  # a run without scores is not among the runs
+            raise ValueError("no client has a score")
+        return distribution
 
     def gain_over(self, reference: ClientScores) -> Gain | None:
         """Return what clients gain against other models, seed by seed and client by client."""
         others = {run.seed: run.by_client for run in reference.runs}
         gains = [gain(run.by_client, others.get(run.seed, {}), self.score) for run in self.runs]
-        values = sorted(value for found in gains if found for value in found.values)
+        values = sorted(value for of_seed in gains if of_seed for value in of_seed.values)
         return Gain(tuple(values)) if values else None
 
     @property

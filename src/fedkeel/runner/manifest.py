@@ -120,21 +120,21 @@ def _data_record(setup: TrainingSetup) -> DataRecord:
     )
 
 
-def _local_text(local: config.Local, own: Part | None) -> str:
+def _local_text(local: config.Local, part: Part | None) -> str:
     if local.epochs:
         work = counted(local.epochs, "epoch")
     else:
         work = f"{counted(local.steps or 0, 'step')} ({local.sampling})"
     name = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[local.optimiser]
-    if own is not None:
-        name = f"optimiser of {own.name}"
+    if part is not None:
+        name = f"optimiser of {part.name}"
     batch = f"batch {local.batch_size}" + (f" x {local.accumulate}" if local.accumulate > 1 else "")
     texts = [f"{name}, lr {local.lr:g}", work, batch]
-    if local.momentum and own is None:
+    if local.momentum and part is None:
         texts.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
     if local.weight_decay:
         texts.append(f"weight decay {local.weight_decay:g}")
-    if local.keep_state and own is None:
+    if local.keep_state and part is None:
         texts.append("optimiser state kept")
     if local.clip_norm is not None:
         texts.append(f"gradients clipped at {local.clip_norm:g}")

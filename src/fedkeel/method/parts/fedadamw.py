@@ -133,8 +133,8 @@ class FedAdamW(ClientOptimiser, Upload, Broadcast, ServerState):
 
     def local_optimiser(self, local: Local, no_decay: frozenset[str]) -> LocalOptimiser:
         """Return AdamW with a constant direction."""
-        betas, whole = (self.beta1, self.beta2), self.corrected == "run"
-        return AlignedAdamW(betas, self.eps, self.alpha, whole, local.weight_decay, no_decay)
+        betas, whole_run = (self.beta1, self.beta2), self.corrected == "run"
+        return AlignedAdamW(betas, self.eps, self.alpha, whole_run, local.weight_decay, no_decay)
 
     def start_optimiser(self, initial: State, broadcast: State, client_state: State) -> State:
         """Return m = 0, the mean v, and the count of the run."""

@@ -73,10 +73,10 @@ class FedAU(Reduction, Table):
         """Return no intervals; the first one begins before the first round."""
         device = next(iter(params.values())).device
 
-        def whole(value: int) -> torch.Tensor:
+        def count_of(value: int) -> torch.Tensor:
             return torch.tensor(value, dtype=torch.int64, device=device)
 
-        return {"total": whole(0), "count": whole(0), "last": whole(-1)}
+        return {"total": count_of(0), "count": count_of(0), "last": count_of(-1)}
 
     def next_rows(self, outcome: Outcome) -> State:
         """Return the intervals with the one that ends in this round."""
