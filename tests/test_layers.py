@@ -58,9 +58,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "method": LEAVES | {"config", "data", "task", "solve"},
     "engine": DOMAIN,
     "cost": DOMAIN | {"engine"},
-    "runner": DOMAIN | {"engine", "cost", "report"},
+    "diagnose": DOMAIN | {"engine"},
+    "runner": DOMAIN | {"engine", "cost", "diagnose", "report"},
     "study": DOMAIN | {"engine", "cost", "runner", "report"},
-    "flower": DOMAIN | {"engine", "cost", "runner", "report"},
+    "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report"},
 }

@@ -122,6 +122,15 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
 
+    def diagnosed(self) -> list[str]:
+        """Return the kinds of diagnostics with which the run was begun."""
+        try:
+            config = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        kinds: list[str] = config.get("diagnose", {}).get("kinds", [])
+        return kinds
+
     def check_free(self, config: str) -> None:
         """Check that a run with these settings can begin here.
 
@@ -467,7 +476,8 @@ class RunFolder:
 def deciding(config: str) -> dict[str, Any]:
     """Return the settings of a file that decide numbers, by dotted key.
 
-    Those that do not are the name, how and where it is run, and what a comparison or a search is.
+    Those that do not are the name, how and where it is run, what is diagnosed, and what a
+    comparison or a search is.
     """
     out: dict[str, Any] = {}
 
@@ -480,5 +490,5 @@ def deciding(config: str) -> dict[str, Any]:
 
     add(tomllib.loads(config), "")
     exact = ("engine.dtype", "engine.precision")
-    apart = ("name", "engine.", "flower.", "compare.", "tune.")
+    apart = ("name", "engine.", "flower.", "diagnose.", "compare.", "tune.")
     return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any
@@ -87,7 +87,10 @@ class RoundRecord:
             others.
         personal: the same as `per_client`, each client measured with its personal model; None
             where the method has none.
-        diagnostics: numbers by ``part.name``, such as ``fedgc.sgc.infeasible``.
+        diagnostics: numbers by ``part.name``, such as ``fedgc.sgc.infeasible``, and those of
+            ``[diagnose]`` by ``kind.name``, such as ``conflict.share``.
+        breakdowns: what ``[diagnose]`` measures by layer, class, client or position, by
+            ``kind.name.axis``, such as ``conflict.share.layer``: a number for each label.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
 
@@ -108,6 +111,7 @@ class RoundRecord:
     per_client: dict[str, list[float | None]] | None = None
     personal: dict[str, list[float | None]] | None = None
     diagnostics: dict[str, Number] = field(default_factory=dict)
+    breakdowns: dict[str, dict[str, Number]] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
@@ -133,6 +137,18 @@ class RoundRecord:
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+    def measured(self) -> Iterator[tuple[str, str | None, str | None, float]]:
+        """Yield the name, the axis, the label and the value of each number that was diagnosed.
+
+        Axis and label are None for a number of the whole round.
+        """
+        for name, value in self.diagnostics.items():
+            yield name, None, None, value
+        for key, values in self.breakdowns.items():
+            name, _, axis = key.rpartition(".")
+            for label, value in values.items():
+                yield name, axis, label, value
 
     def line(self) -> str:
         """Return it as a line of rounds.jsonl."""
