@@ -77,6 +77,14 @@ def test_bytes_to_a_share_are_both_ways_until_then() -> None:
     assert r(0.9, FEDREG, "bytes_to_share") == pytest.approx(2.0)
 
 
+def test_communication_cost_is_in_models_each_way_of_a_client() -> None:
+    """FedAvg sends as many as it has rounds; three times the model up is two each way."""
+    assert r(0.9, FEDREG, "models_to_share") == pytest.approx(2.0)
+    for row in (heavy := curve(0.10, 0.41, 0.72)):
+        row.bytes_up["controls"] = 2 * row.bytes_up["model"]
+    assert r(0.9, heavy, "models_to_share") == pytest.approx(4.0)
+
+
 def test_a_reference_that_never_ran_gives_nothing() -> None:
     assert (
         metric_value(Metric(kind="rounds_to_share", share=0.5, reference="SGD"), SGD, None) is None

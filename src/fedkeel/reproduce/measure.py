@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import mean_of_last
-from fedkeel.report.summary import fluctuation, rounds_to, summarise
+from fedkeel.report.summary import bytes_sent, fluctuation, rounds_to, summarise
 from fedkeel.reproduce.table import Metric
 
 
@@ -22,8 +22,8 @@ def metric_value(
         reference: the rounds of the reference run with the same seed, for metrics that need one.
 
     Returns:
-        Percent, rounds, points or 10^6 bytes; None where the run never reached the target, or was
-        not evaluated then.
+        Percent, rounds, points, models or 10^6 bytes; None where the run never reached the target,
+        or was not evaluated then.
     """
     score = MetricInfo(metric.score, True, "%")
     if metric.kind == "at":
@@ -57,7 +57,15 @@ def _until_target(
     if rounds is None or metric.kind == "rounds_to_share":
         return rounds
     within = [row for row in rows if row.round <= rounds]
-    return sum(sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in within) / 1e6
+    if metric.kind == "models_to_share":
+        return sum(_models_each_way(row) for row in within)
+    return sum(map(bytes_sent, within)) / 1e6
+
+
+def _models_each_way(row: RoundRecord) -> float:
+    """Return what a client of a round sends and receives, in multiples of the model each way."""
+    model = row.bytes_down.get("model", 0)
+    return bytes_sent(row) / 2 / model if model else 0.0
 
 
 def _percent(share: float | None) -> float | None:

@@ -30,14 +30,16 @@ class Metric(Settings):
             evaluations. ``at``: after `round` rounds. ``rounds_to``: completed rounds until the
             score reaches `target`. ``rounds_to_share``: the same for `share` of the highest score
             of the row `reference` with the same seed, which is FedReg's R_a. ``bytes_to_share``:
-            bytes sent both ways until then, over all clients, in 10^6. ``fluctuation_mean``,
+            bytes sent both ways until then, over all clients, in 10^6. ``models_to_share``: what a
+            client of each round sends and receives until then, in models each way, which is FedGC's
+            communication cost. ``fluctuation_mean``,
             ``_std``, ``_min``: of the differences between consecutive evaluations, in points.
         score: a metric of the test set that is a share, in percent: ``accuracy``, or one of those
             that the run measures.
         window: evaluations in the mean, for ``last_mean``.
         round: for ``at``.
         target: share in (0, 1], for ``rounds_to``.
-        share: a in (0, 1], for ``rounds_to_share`` and ``bytes_to_share``.
+        share: a in (0, 1], for ``rounds_to_share``, ``bytes_to_share`` and ``models_to_share``.
         reference: name of the row that sets the scale there.
     """
 
@@ -49,6 +51,7 @@ class Metric(Settings):
         "rounds_to",
         "rounds_to_share",
         "bytes_to_share",
+        "models_to_share",
         "fluctuation_mean",
         "fluctuation_std",
         "fluctuation_min",
@@ -67,6 +70,7 @@ class Metric(Settings):
             "rounds_to": ("target",),
             "rounds_to_share": ("share", "reference"),
             "bytes_to_share": ("share", "reference"),
+            "models_to_share": ("share", "reference"),
         }
         for name in ("round", "target", "share", "reference"):
             if (getattr(self, name) is not None) != (name in needed.get(self.kind, ())):
@@ -79,14 +83,17 @@ class Metric(Settings):
         """What the number counts."""
         if self.kind.startswith("fluctuation"):
             return "points"
-        return {"rounds_to": "rounds", "rounds_to_share": "rounds", "bytes_to_share": "MB"}.get(
-            self.kind, "%"
-        )
+        return {
+            "rounds_to": "rounds",
+            "rounds_to_share": "rounds",
+            "bytes_to_share": "MB",
+            "models_to_share": "models",
+        }.get(self.kind, "%")
 
     @property
     def counts_until_target(self) -> bool:
         """Whether it counts until a target is reached, so that a missing number means never."""
-        return self.unit in ("rounds", "MB")
+        return self.unit in ("rounds", "MB", "models")
 
 
 class Published(Settings):
