@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from fedkeel.records.rows import RoundRecord
@@ -22,10 +24,12 @@ def metric_value(
         reference: the rounds of the reference run with the same seed, for metrics that need one.
 
     Returns:
-        Percent, rounds, points, models or 10^6 bytes; None where the run never reached the target,
-        or was not evaluated then.
+        Percent, rounds, points, models, 10^6 bytes or what is diagnosed; None where the run never
+        reached the target, or was not evaluated or diagnosed then.
     """
     score = MetricInfo(metric.score, True, "%")
+    if metric.diagnostic is not None:
+        return _diagnosed(metric.diagnostic, rows)
     if metric.kind == "at":
         tests = (r.test for r in rows if r.round == metric.round and r.test is not None)
         return _percent(next((test[score.name] for test in tests), None))
@@ -39,6 +43,17 @@ def metric_value(
         steps = fluctuation(rows, score)
         return None if steps is None else getattr(steps, metric.kind.rpartition("_")[2])
     return _until_target(metric, score, rows, reference)
+
+
+def _diagnosed(diagnostic: str, rows: Sequence[RoundRecord]) -> float | None:
+    """Return the mean of a diagnostic over the rounds in which it is a finite number."""
+    name, _, label = diagnostic.partition("/")
+    found = (
+        row.breakdowns.get(name, {}).get(label) if label else row.diagnostics.get(name)
+        for row in rows
+    )
+    values = [value for value in found if value is not None and math.isfinite(value)]
+    return statistics.fmean(values) if values else None
 
 
 def _until_target(

@@ -34,6 +34,7 @@ class Metric(Settings):
             client of each round sends and receives until then, in models each way, which is FedGC's
             communication cost. ``fluctuation_mean``,
             ``_std``, ``_min``: of the differences between consecutive evaluations, in points.
+            ``diagnosed``: the mean of a `diagnostic` over the rounds that have it.
         score: a metric of the test set that is a share, in percent: ``accuracy``, or one of those
             that the run measures.
         window: evaluations in the mean, for ``last_mean``.
@@ -41,6 +42,8 @@ class Metric(Settings):
         target: share in (0, 1], for ``rounds_to``.
         share: a in (0, 1], for ``rounds_to_share``, ``bytes_to_share`` and ``models_to_share``.
         reference: name of the row that sets the scale there.
+        diagnostic: for ``diagnosed``: a number of ``[diagnose]``, such as ``forgetting.increase``;
+            of those by layer or class, with the label behind a slash: ``cka.cka.layer/conv2``.
     """
 
     kind: Literal[
@@ -55,6 +58,7 @@ class Metric(Settings):
         "fluctuation_mean",
         "fluctuation_std",
         "fluctuation_min",
+        "diagnosed",
     ] = "best"
     score: str = "accuracy"
     window: int = Field(10, ge=1)
@@ -62,6 +66,7 @@ class Metric(Settings):
     target: float | None = Field(None, gt=0.0, le=1.0)
     share: float | None = Field(None, gt=0.0, le=1.0)
     reference: str | None = None
+    diagnostic: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -71,8 +76,9 @@ class Metric(Settings):
             "rounds_to_share": ("share", "reference"),
             "bytes_to_share": ("share", "reference"),
             "models_to_share": ("share", "reference"),
+            "diagnosed": ("diagnostic",),
         }
-        for name in ("round", "target", "share", "reference"):
+        for name in ("round", "target", "share", "reference", "diagnostic"):
             if (getattr(self, name) is not None) != (name in needed.get(self.kind, ())):
                 needs = " and ".join(needed.get(self.kind, ())) or "none of these"
                 raise ValueError(f"kind {self.kind!r} needs {needs}: {name!r} is wrong")
@@ -80,7 +86,7 @@ class Metric(Settings):
 
     @property
     def unit(self) -> str:
-        """What the number counts."""
+        """What the number counts; "" where it depends on what is diagnosed."""
         if self.kind.startswith("fluctuation"):
             return "points"
         return {
@@ -88,6 +94,7 @@ class Metric(Settings):
             "rounds_to_share": "rounds",
             "bytes_to_share": "MB",
             "models_to_share": "models",
+            "diagnosed": "",
         }.get(self.kind, "%")
 
     @property
@@ -257,7 +264,12 @@ class Table(Settings):
             _check_names("columns of quick", self.quick.columns, columns)
             _check_names("rows of quick", self.quick.rows, rows)
         for row, column in self.cells() if self.base else ():
-            self.experiment(row, column)
+            kinds = self.experiment(row, column).diagnose.kinds
+            diagnostic = self.metric_of(column).diagnostic
+            if diagnostic and diagnostic.partition(".")[0] not in kinds:
+                raise ValueError(
+                    f"column {column.id!r}: diagnose.kinds lacks that of {diagnostic!r}"
+                )
         return self
 
     @property
