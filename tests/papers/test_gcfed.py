@@ -29,14 +29,24 @@ def phi(w: np.ndarray, axes: str = "input", vectors: bool = False) -> np.ndarray
         return w - w.sum() / w.size if vectors else w
     if w.ndim == 2:
         axes = "input"  # 4.3.1: "these adjustments are restricted to the convolutional layer"
-    front = {"input": 1, "kernel": 2, "output": 0, "all": 0}[axes]
-    if axes == "output":
-        matrix = w.reshape(len(w), -1).T
-    else:
-        matrix = w.reshape(int(np.prod(w.shape[:front])), -1)
+    over = {
+        "input": range(1, w.ndim),
+        "kernel": range(2, w.ndim),
+        "output": [0],
+        "all": range(w.ndim),
+        "channels": [1],
+        "output_channels": [0, 1],
+        "output_kernel": [0, *range(2, w.ndim)],
+    }[axes]
+    kept = [axis for axis in range(w.ndim) if axis not in over]
+    turned = w.transpose([*kept, *over])
+    matrix = turned.reshape(int(np.prod([w.shape[axis] for axis in kept])), -1)
     e = np.ones((matrix.shape[1], 1)) / np.sqrt(matrix.shape[1])
     projected = matrix @ (np.eye(len(e)) - e @ e.T)  # Eq. (3)
-    return (projected.T if axes == "output" else projected).reshape(w.shape)
+    return projected.reshape(turned.shape).transpose(np.argsort([*kept, *over]))
+
+
+AXES = ["input", "kernel", "output", "all", "channels", "output_channels", "output_kernel"]
 
 
 class ConvNet:
@@ -174,7 +184,7 @@ def test_the_ablations(expression: str, local: list[str], globally: bool, vector
     agree(setup.ours(asked, LR, momentum=0.6, weight_decay=0.1), story, COHORTS)
 
 
-@pytest.mark.parametrize("axes", ["input", "kernel", "output", "all"])
+@pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("vectors", [False, True])
 def test_a_convolution_has_one_mean_for_each_output_channel(axes: str, vectors: bool) -> None:
     """And other means in the paper's Table 8."""
@@ -187,7 +197,7 @@ def test_a_convolution_has_one_mean_for_each_output_channel(axes: str, vectors: 
     agree(ours, story, COHORTS)
 
 
-@pytest.mark.parametrize("axes", ["input", "kernel", "output", "all"])
+@pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("shape", [(4, 3, 2, 2), (3, 5, 3), (1, 4, 1, 1), (5,), (1,)])
 @pytest.mark.parametrize("vectors", [False, True])
 def test_the_operator(axes: str, shape: tuple[int, ...], vectors: bool) -> None:

@@ -77,6 +77,30 @@ def test_bytes_to_a_share_are_both_ways_until_then() -> None:
     assert r(0.9, FEDREG, "bytes_to_share") == pytest.approx(2.0)
 
 
+def test_communication_cost_is_in_models_each_way_of_a_client() -> None:
+    """FedAvg sends as many as it has rounds; three times the model up is two each way."""
+    assert r(0.9, FEDREG, "models_to_share") == pytest.approx(2.0)
+    for row in (heavy := curve(0.10, 0.41, 0.72)):
+        row.bytes_up["controls"] = 2 * row.bytes_up["model"]
+    assert r(0.9, heavy, "models_to_share") == pytest.approx(4.0)
+
+
+def test_what_is_diagnosed_is_a_mean_over_the_rounds_that_have_it() -> None:
+    rows = curve(0.1, 0.2, 0.3, 0.4)
+    rows[1].diagnostics["forgetting.increase"] = 1.0
+    rows[2].diagnostics["forgetting.increase"] = float("inf")
+    rows[3].diagnostics["forgetting.increase"] = 4.0
+    rows[3].breakdowns["conflict.share.layer"] = {"conv": 0.25, "fc": 0.75}
+
+    def diagnosed(name: str) -> float | None:
+        return metric_value(Metric(kind="diagnosed", diagnostic=name), rows)
+
+    assert diagnosed("forgetting.increase") == 2.5
+    assert diagnosed("conflict.share.layer/fc") == 0.75
+    assert diagnosed("conflict.share.layer/none") is None
+    assert diagnosed("drift.norm") is None
+
+
 def test_a_reference_that_never_ran_gives_nothing() -> None:
     assert (
         metric_value(Metric(kind="rounds_to_share", share=0.5, reference="SGD"), SGD, None) is None

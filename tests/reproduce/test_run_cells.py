@@ -11,6 +11,7 @@ import pytest
 
 from commands import Process, run, wait_for_rows
 from fedkeel.records.folder import RunFolder
+from fedkeel.reproduce.blocks import line_cells
 from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.outcome import TableLine, table_lines
 from fedkeel.reproduce.pages import TablePage
@@ -181,3 +182,17 @@ def test_killed_and_taken_up_again(tmp_path: Path, number: signal.Signals) -> No
         assert rows(cell) == [
             repr(replace(row, seconds={}, processor_seconds=None)) for row in whole.rows
         ]
+
+
+def test_what_is_diagnosed_is_shown_as_measured(tmp_path: Path) -> None:
+    text = TINY.replace("[base.engine]", '[base.diagnose]\nkinds = ["drift"]\n\n[base.engine]')
+    metric = 'metric = { kind = "diagnosed", diagnostic = "drift.norm_of_mean" }'
+    text = text.replace('name = "alpha 0.1"', f'name = "alpha 0.1"\n{metric}', 1)
+    found = plan(tmp_path, text, quick=True, seeds=1)[:1]
+    assert run_cells(found, 1).finished == 1
+    line = table_lines(read(tiny(tmp_path, text)), found)[0]
+    played = [row for row in RunFolder(found[0].folder).rows() if row.round]
+    norms = [row.diagnostics["drift.norm_of_mean"] for row in played]
+    assert line.stat is not None
+    assert line.stat.mean == pytest.approx(sum(norms) / 2)
+    assert line_cells(line)[3] == f"{sum(norms) / 2:.3f}"

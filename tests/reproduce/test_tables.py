@@ -255,6 +255,12 @@ def test_what_is_missing_is_not_run(tmp_path: Path) -> None:
         ('columns = ["skew"]\n', 'columns = ["new"]\n', "there is no 'new'"),
         ("skew = 55.0", "plain = 55.0", "'ours' has no published number"),
         ("skew = 55.0", 'skew = "often"', "often"),
+        ('kind = "best"', 'kind = "diagnosed"', "needs diagnostic"),
+        (
+            'kind = "best"',
+            'kind = "diagnosed"\ndiagnostic = "drift.norm"',
+            "diagnose.kinds lacks that of 'drift.norm'",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:

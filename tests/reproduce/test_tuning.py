@@ -170,6 +170,8 @@ def test_precision_and_own_files_make_other_runs(
 
     rounded = TINY.replace('kind = "sequential"', 'kind = "sequential"\nprecision = "bf16"')
     assert not folders(TINY) & folders(rounded)
+    diagnosed = TINY.replace("[base.engine]", '[base.diagnose]\nkinds = ["drift"]\n\n[base.engine]')
+    assert not folders(TINY) & folders(diagnosed)  # else the rows of a plain run would be taken
     own = TINY.replace('"digits"', '"own.npz"').replace('"mlp"', '"own_net:Net"')
     Path("own_net.py").write_text("first")
     np.savez("own.npz", x=np.zeros((4, 2)), y=np.arange(4))

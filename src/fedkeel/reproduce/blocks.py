@@ -28,7 +28,7 @@ HEADS = (
 _PUBLISHED_HEADS = ("published", "difference", "gain published", "same sign")
 """Heads that need a published number."""
 
-_DIGITS = {"%": 2, "points": 2, "rounds": 0, "MB": 1}
+_DIGITS = {"%": 2, "points": 2, "rounds": 0, "MB": 1, "models": 1, "": 3}
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,15 @@ def metric_text(metric: Metric) -> str:
     >>> metric_text(Metric(kind="rounds_to", target=0.95))
     'rounds to 95 % accuracy'
     """
+    if metric.diagnostic is not None:
+        return f"mean of {metric.diagnostic} over rounds"
     score = MetricInfo(metric.score).label
-    if metric.kind in ("rounds_to_share", "bytes_to_share"):
-        unit = "rounds" if metric.kind == "rounds_to_share" else "MB sent"
+    until_share = {
+        "rounds_to_share": "rounds",
+        "bytes_to_share": "MB sent",
+        "models_to_share": "models sent each way by a client",
+    }
+    if unit := until_share.get(metric.kind):
         return f"{unit} to {metric.share:g} of the best {score} of {metric.reference}"
     target = f"{100 * metric.target:g} % {score}" if metric.target is not None else ""
     return {

@@ -2,8 +2,8 @@
 
 A run in a setting gives its seconds per round. Without one, one client trains a few steps on random
 numbers in the shape of the data, so the data need not be on this machine; the steps and evaluations
-of the whole run are multiplied by these times. The estimate leaves out the server's work with many
-clients, so it is rough and shown with a "~".
+of the whole run are multiplied by these times. The estimate leaves out diagnostics, and the
+server's work with many clients, so it is rough and shown with a "~".
 """
 
 from __future__ import annotations
@@ -164,6 +164,7 @@ def _measure(experiment: config.Experiment, kind: str) -> Speed:
     train = _generated(random, min(per_client, 2 * generated_batch), data)
     values = experiment.model_dump(include=set(config.Run.model_fields), exclude_none=True)
     work = {"steps": 2} if local.steps else {"epochs": 1}
+    values.pop("diagnose")  # the speed of a method on a model is that of its plain rounds
     values["local"] = {**values["local"], **work, "batch_size": generated_batch}
     values |= {"rounds": 2, "cohort": {"clients": 1}, "evaluation": {"every": 1}}
     values["engine"] = {"kind": kind, "workers": 1, "dtype": experiment.engine.dtype}

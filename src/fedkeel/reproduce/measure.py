@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import mean_of_last
-from fedkeel.report.summary import fluctuation, rounds_to, summarise
+from fedkeel.report.summary import bytes_sent, fluctuation, rounds_to, summarise
 from fedkeel.reproduce.table import Metric
 
 
@@ -22,10 +24,12 @@ def metric_value(
         reference: the rounds of the reference run with the same seed, for metrics that need one.
 
     Returns:
-        Percent, rounds, points or 10^6 bytes; None where the run never reached the target, or was
-        not evaluated then.
+        Percent, rounds, points, models, 10^6 bytes or what is diagnosed; None where the run never
+        reached the target, or was not evaluated or diagnosed then.
     """
     score = MetricInfo(metric.score, True, "%")
+    if metric.diagnostic is not None:
+        return _diagnosed(metric.diagnostic, rows)
     if metric.kind == "at":
         tests = (r.test for r in rows if r.round == metric.round and r.test is not None)
         return _percent(next((test[score.name] for test in tests), None))
@@ -39,6 +43,17 @@ def metric_value(
         steps = fluctuation(rows, score)
         return None if steps is None else getattr(steps, metric.kind.rpartition("_")[2])
     return _until_target(metric, score, rows, reference)
+
+
+def _diagnosed(diagnostic: str, rows: Sequence[RoundRecord]) -> float | None:
+    """Return the mean of a diagnostic over the rounds in which it is a finite number."""
+    name, _, label = diagnostic.partition("/")
+    found = (
+        row.breakdowns.get(name, {}).get(label) if label else row.diagnostics.get(name)
+        for row in rows
+    )
+    values = [value for value in found if value is not None and math.isfinite(value)]
+    return statistics.fmean(values) if values else None
 
 
 def _until_target(
@@ -57,7 +72,15 @@ def _until_target(
     if rounds is None or metric.kind == "rounds_to_share":
         return rounds
     within = [row for row in rows if row.round <= rounds]
-    return sum(sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in within) / 1e6
+    if metric.kind == "models_to_share":
+        return sum(_models_each_way(row) for row in within)
+    return sum(map(bytes_sent, within)) / 1e6
+
+
+def _models_each_way(row: RoundRecord) -> float:
+    """Return what a client of a round sends and receives, in multiples of the model each way."""
+    model = row.bytes_down.get("model", 0)
+    return bytes_sent(row) / 2 / model if model else 0.0
 
 
 def _percent(share: float | None) -> float | None:

@@ -174,6 +174,8 @@ def digest(experiment: config.Experiment) -> str:
     if not experiment.data.drop:  # a setting that was added later: older runs keep their names
         del values["data"]["drop"]
     values["version"] = __version__
+    if not experiment.diagnose.kinds:
+        del values["diagnose"]
     if user_files := _user_file_digests(experiment):
         values["own"] = user_files
     return _digest_of_text(json.dumps(values, sort_keys=True))

@@ -30,15 +30,20 @@ class Metric(Settings):
             evaluations. ``at``: after `round` rounds. ``rounds_to``: completed rounds until the
             score reaches `target`. ``rounds_to_share``: the same for `share` of the highest score
             of the row `reference` with the same seed, which is FedReg's R_a. ``bytes_to_share``:
-            bytes sent both ways until then, over all clients, in 10^6. ``fluctuation_mean``,
+            bytes sent both ways until then, over all clients, in 10^6. ``models_to_share``: what a
+            client of each round sends and receives until then, in models each way, which is FedGC's
+            communication cost. ``fluctuation_mean``,
             ``_std``, ``_min``: of the differences between consecutive evaluations, in points.
+            ``diagnosed``: the mean of a `diagnostic` over the rounds that have it.
         score: a metric of the test set that is a share, in percent: ``accuracy``, or one of those
             that the run measures.
         window: evaluations in the mean, for ``last_mean``.
         round: for ``at``.
         target: share in (0, 1], for ``rounds_to``.
-        share: a in (0, 1], for ``rounds_to_share`` and ``bytes_to_share``.
+        share: a in (0, 1], for ``rounds_to_share``, ``bytes_to_share`` and ``models_to_share``.
         reference: name of the row that sets the scale there.
+        diagnostic: for ``diagnosed``: a number of ``[diagnose]``, such as ``forgetting.increase``;
+            of those by layer or class, with the label behind a slash: ``cka.cka.layer/conv2``.
     """
 
     kind: Literal[
@@ -49,9 +54,11 @@ class Metric(Settings):
         "rounds_to",
         "rounds_to_share",
         "bytes_to_share",
+        "models_to_share",
         "fluctuation_mean",
         "fluctuation_std",
         "fluctuation_min",
+        "diagnosed",
     ] = "best"
     score: str = "accuracy"
     window: int = Field(10, ge=1)
@@ -59,6 +66,7 @@ class Metric(Settings):
     target: float | None = Field(None, gt=0.0, le=1.0)
     share: float | None = Field(None, gt=0.0, le=1.0)
     reference: str | None = None
+    diagnostic: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -67,8 +75,10 @@ class Metric(Settings):
             "rounds_to": ("target",),
             "rounds_to_share": ("share", "reference"),
             "bytes_to_share": ("share", "reference"),
+            "models_to_share": ("share", "reference"),
+            "diagnosed": ("diagnostic",),
         }
-        for name in ("round", "target", "share", "reference"):
+        for name in ("round", "target", "share", "reference", "diagnostic"):
             if (getattr(self, name) is not None) != (name in needed.get(self.kind, ())):
                 needs = " and ".join(needed.get(self.kind, ())) or "none of these"
                 raise ValueError(f"kind {self.kind!r} needs {needs}: {name!r} is wrong")
@@ -76,17 +86,21 @@ class Metric(Settings):
 
     @property
     def unit(self) -> str:
-        """What the number counts."""
+        """What the number counts; "" where it depends on what is diagnosed."""
         if self.kind.startswith("fluctuation"):
             return "points"
-        return {"rounds_to": "rounds", "rounds_to_share": "rounds", "bytes_to_share": "MB"}.get(
-            self.kind, "%"
-        )
+        return {
+            "rounds_to": "rounds",
+            "rounds_to_share": "rounds",
+            "bytes_to_share": "MB",
+            "models_to_share": "models",
+            "diagnosed": "",
+        }.get(self.kind, "%")
 
     @property
     def counts_until_target(self) -> bool:
         """Whether it counts until a target is reached, so that a missing number means never."""
-        return self.unit in ("rounds", "MB")
+        return self.unit in ("rounds", "MB", "models")
 
 
 class Published(Settings):
@@ -250,7 +264,12 @@ class Table(Settings):
             _check_names("columns of quick", self.quick.columns, columns)
             _check_names("rows of quick", self.quick.rows, rows)
         for row, column in self.cells() if self.base else ():
-            self.experiment(row, column)
+            kinds = self.experiment(row, column).diagnose.kinds
+            diagnostic = self.metric_of(column).diagnostic
+            if diagnostic and diagnostic.partition(".")[0] not in kinds:
+                raise ValueError(
+                    f"column {column.id!r}: diagnose.kinds lacks that of {diagnostic!r}"
+                )
         return self
 
     @property

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[np.float64]
-Axes = Literal["input", "kernel", "output", "all"]
+Axes = Literal["input", "kernel", "output", "all", "channels", "output_channels", "output_kernel"]
 Rule = Literal["originals", "inplace", "printed", "mutual"]
 
 
@@ -23,7 +23,9 @@ def centralise(w: Tensor, axes: Axes = "input", vectors: bool = False) -> Tensor
     Args:
         w: a tensor whose first axis is the output unit.
         axes: ``input`` is all axes but the first (GC-Fed Eq. 1-2); ``kernel`` the axes from the
-            third on (the receptive field of a convolution); ``output`` the first; ``all`` all.
+            third on (the receptive field of a convolution); ``output`` the first; ``all`` all;
+            ``channels`` the second (a convolution's input channels); ``output_channels`` the first
+            two; ``output_kernel`` all but the second.
             A matrix is always centralised over ``input``: GC-Fed's section 4.3.1 changes the axes
             of convolutions only.
         vectors: what happens to a tensor of one axis or none: left alone, or its mean over all
@@ -41,6 +43,9 @@ def centralise(w: Tensor, axes: Axes = "input", vectors: bool = False) -> Tensor
         "kernel": tuple(range(2, w.ndim)),
         "output": (0,),
         "all": tuple(range(w.ndim)),
+        "channels": (1,),
+        "output_channels": (0, 1),
+        "output_kernel": (0, *range(2, w.ndim)),
     }["input" if w.ndim == 2 else axes]
     return w - w.mean(dim=over, keepdim=True)
 

@@ -38,7 +38,9 @@ class LocalGC(GradientTransform):
         lam: lambda in [0, 1]: in place of `layers`, the first int(lambda * T) of the T tensors or
             layers. The paper's default where it is used is 0.9.
         count: what lambda counts: ``tensor`` (the paper counts 62 in ResNet-18) or ``layer``.
-        axes: axes of the mean, of convolutions only (the paper's Table 8).
+        axes: axes of the mean, of convolutions only: ``input`` is all but the output's, ``kernel``
+            the receptive field, ``channels`` the input channels alone; the names with two words are
+            these together with the output's. The paper's Table 8 has five choices.
         vectors: whether tensors of one axis are centralised too, as the public code does: a bias
             loses its mean, a single number its gradient. The paper defines it on matrices.
     Sent: nothing beyond the model.
