@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedkeel.config import Engine as Engine
     from fedkeel.config import Evaluation as Evaluation
     from fedkeel.config import Local as Local
+    from fedkeel.config import Privacy as Privacy
     from fedkeel.config import Schedule as Schedule
     from fedkeel.config import Stop as Stop
     from fedkeel.data.dataset import Dataset as Dataset
@@ -40,7 +41,15 @@ if TYPE_CHECKING:
     from fedkeel.task.task import Task as Task
 
 _HOMES = {
-    "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
+    "fedkeel.config": (
+        "Cohort",
+        "Engine",
+        "Evaluation",
+        "Local",
+        "Privacy",
+        "Schedule",
+        "Stop",
+    ),
     "fedkeel.data.dataset": ("Dataset",),
     "fedkeel.data.federation": ("Federation", "federation"),
     "fedkeel.data.partition.from_arrays": (

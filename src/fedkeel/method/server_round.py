@@ -71,7 +71,8 @@ def server_round(
 
     Replies are put in ascending client order first, and those that are not finite or weigh nothing
     are left out, so that neither their order nor their presence can change the result. A round
-    without any reply changes nothing but the round number.
+    without any reply changes nothing but the round number, unless the reduction hides the updates:
+    it then adds its noise to nothing.
 
     Args:
         plan: the method.
@@ -101,7 +102,7 @@ def server_round(
     weights = raw_weights(plan.weights, replies.examples, replies.processed)
     order = np.flatnonzero(finite & (weights > 0.0))
     order = order[np.argsort(replies.clients[order], kind="stable")]
-    if len(order) == 0:
+    if len(order) == 0 and not plan.reduction.hides_updates:
         nobody = np.zeros(0, dtype=np.int64)
         return RoundResult(replace(server, round=server.round + 1), excluded, {}, nobody, {})
     replies = _select_replies(replies, order, plan.sum_only_uploads)
@@ -165,6 +166,8 @@ def _aggregate(
     reduction = plan.reduction
     update = call(reduction.reduce, updates, view(reduction.name))
     update = check_tree(reduction, update, server.params)
+    if reduction.hides_updates:
+        updates, cohort = _hidden(update, cohort)
     lap("server")
     for part in plan.aggregate_transforms:
         update = call(part.transform_aggregate, update, updates, view(part.name))
@@ -188,6 +191,14 @@ def _aggregate(
     check_same_form("remembers of clients", rows, new_rows)
     buffers = _mean_buffers(replies.buffers, cohort)
     return Server(params, buffers, memory, server.round + 1), new_rows
+
+
+def _hidden(update: Tree, cohort: Cohort) -> tuple[Span, Cohort]:
+    """Return updates and cohort as they are if each of K expected clients sent the aggregate."""
+    count = cohort.population.per_round
+    clients, weights = np.full(count, -1), np.ones(count)
+    updates = Sums({name: count * t[None] for name, t in update.items()}, weights=weights)
+    return updates, replace(cohort, clients=clients, weights=weights / count)
 
 
 def raw_weights(kind: Weights, examples: Ints, processed: Ints) -> Floats:

@@ -88,6 +88,8 @@ class RoundRecord:
         personal: the same as `per_client`, each client measured with its personal model; None
             where the method has none.
         diagnostics: numbers by ``part.name``, such as ``fedgc.sgc.infeasible``.
+        epsilon: what has been spent of the privacy budget after this round, at its delta; None, and
+            not in rounds.jsonl, where the run has no budget.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
 
@@ -109,6 +111,7 @@ class RoundRecord:
     personal: dict[str, list[float | None]] | None = None
     diagnostics: dict[str, Number] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
+    epsilon: float | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -139,6 +142,8 @@ class RoundRecord:
         row = asdict(self)
         row["test"] = _flat(row["test"])
         row["sources"] = {name: _flat(scores) for name, scores in row["sources"].items()}
+        if self.epsilon is None:
+            del row["epsilon"]
         return json.dumps(_finite(row)) + "\n"
 
 

@@ -48,6 +48,7 @@ def run(
     stop: config.Stop | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
+    privacy: config.Privacy | None = None,
     out: str | Path | None = None,
     resume: bool = True,
     progress: bool | None = None,
@@ -72,6 +73,8 @@ def run(
         stop: when the run ends before its last round; None never.
         engine: what runs the clients.
         cohort: participation in full, in place of the two above.
+        privacy: the budget of differential privacy, which noise is calibrated for; None runs
+            without.
         out: run folder; None keeps the run in memory.
         resume: whether an unfinished run in `out` is continued.
         progress: whether to show progress on standard error; None does so on a terminal.
@@ -102,6 +105,7 @@ def run(
         evaluation=evaluation,
         stop=stop,
         engine=engine,
+        privacy=privacy,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
@@ -130,6 +134,7 @@ def compare(
     stop: config.Stop | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
+    privacy: config.Privacy | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
@@ -156,6 +161,8 @@ def compare(
         stop: as in `run`; each run ends by itself.
         engine: as in `run`.
         cohort: as in `run`.
+        privacy: as in `run`; each method gets the noise that keeps it, and of unit ``client`` all
+            have equal weights.
         out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
         progress: as in `run`.
         callbacks: as in `run`. All runs call the same ones, one run after the other in this
@@ -179,6 +186,7 @@ def compare(
         evaluation=evaluation,
         stop=stop,
         engine=engine,
+        privacy=privacy,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)

@@ -25,6 +25,7 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "evaluation": (config.Evaluation, "every=10"),
     "stop": (config.Stop, "patience=10"),
     "engine": (config.Engine, "kind='sequential'"),
+    "privacy": (config.Privacy, "epsilon=8.0, delta=1e-5"),
 }
 """Arguments that are settings themselves, with their class and how it may be called."""
 
@@ -34,6 +35,8 @@ def run_settings(**values: object) -> config.Run:
     for name in ("evaluation", "stop", "engine"):
         values[name] = {} if values[name] is None else values[name]
     for name, (kind, example) in _TABLES.items():
+        if name == "privacy" and values[name] is None:
+            continue
         if not isinstance(values[name], (kind, Mapping)):
             raise ConfigError(
                 f"{name!r} is no fedkeel.{kind.__name__}.",
