@@ -74,7 +74,7 @@ def largest_cohort(settings: Cohort, sizes: Ints, seed: int, rounds: int) -> int
     """Return the largest number of clients that train in a round of a run.
 
     >>> largest_cohort(Cohort(clients=2, sampling="poisson"), np.full(9, 5), seed=0, rounds=20)
-    4
+    5
     """
     if settings.sampling != "poisson":
         return settings.size(len(sizes))

@@ -127,7 +127,9 @@ METHODS: Mapping[str, Entry] = {
         {"mimelite": "mime:MimeLite"},
     ),
     "dpclient": Entry(
-        "mcmahan2018dp", "clipped updates with noise on their sum", {"dpclient": "dpclient:ClientDP"}
+        "mcmahan2018dp",
+        "clipped updates with noise on their sum",
+        {"dpclient": "dpclient:ClientDP"},
     ),
     "dpquantile": Entry(
         "andrew2021",

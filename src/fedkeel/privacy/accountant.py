@@ -1,4 +1,4 @@
-"""The account of a mechanism's releases, by the library `dp-accounting`, and the noise for a budget.
+"""The account of a mechanism's releases by the library `dp-accounting`, and noise for a budget.
 
 A release is a sum of vectors, none longer than C, with Gaussian noise of deviation sigma C. Every
 epsilon comes from the library; what this file decides is which event of the library a release is.
@@ -28,6 +28,10 @@ DIGITS = 5
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.03125, 2.0**24
 """The noise is calibrated between these, in units of the bound."""
+
+ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 96, 128, 256, 512, 1024)
+"""Renyi orders at which draws of a fixed size are counted. The library's bound on them is taken at
+whole orders, between which it interpolates."""
 
 STRIDE = 16
 """Releases that are added one by one before they are composed at once, which takes longer."""
@@ -101,8 +105,7 @@ class Account:
         with _quiet():
             if self.kind == "pld":
                 return float(self._composed(count).get_epsilon_for_delta(delta))
-            accountant = self._make()
-            return float(accountant.compose(self._event, count).get_epsilon(delta))
+            return float(_rdp().compute_epsilon(*self._divergences(count), delta)[0])
 
     def largest_count(self, epsilon: float, delta: float, most: int) -> int:
         """Return how many releases, at most `most`, spend no more than `epsilon`."""
@@ -144,6 +147,17 @@ class Account:
             return noise
         return dp.PoissonSampledDpEvent(release.sampled / release.population, noise)
 
+    def _divergences(self, count: int) -> tuple[Any, Any]:
+        """Return the orders and the Renyi divergence of so many releases at each."""
+        orders, single = self._single
+        return orders, count * single
+
+    @cached_property
+    def _single(self) -> tuple[Any, Any]:
+        """The orders and the Renyi divergence of one release at each: they add up."""
+        accountant = self._make().compose(self._event)
+        return accountant._orders, accountant._rdp
+
     def _make(self) -> Any:  # noqa: ANN401 - the library has no types
         dp = library()
         relation = dp.NeighboringRelation
@@ -151,9 +165,7 @@ class Account:
             return _pld().PLDAccountant(value_discretization_interval=GRID)
         is_replaced = self.release.sampling == "fixed_size"
         return _rdp().RdpAccountant(
-            neighboring_relation=relation.REPLACE_ONE
-            if is_replaced
-            else relation.ADD_OR_REMOVE_ONE
+            neighboring_relation=relation.REPLACE_ONE if is_replaced else relation.ADD_OR_REMOVE_ONE
         )
 
     @cached_property
@@ -167,7 +179,9 @@ class Account:
 
 
 @lru_cache(maxsize=256)
-def calibrated_sigma(release: Release, kind: Kind, count: int, epsilon: float, delta: float) -> float:
+def calibrated_sigma(
+    release: Release, kind: Kind, count: int, epsilon: float, delta: float
+) -> float:
     """Return the smallest noise, in units of C, with which `count` releases spend `epsilon`.
 
     Args:
@@ -180,6 +194,7 @@ def calibrated_sigma(release: Release, kind: Kind, count: int, epsilon: float, d
     Raises:
         ConfigError: no noise is large enough.
     """
+
     def spent(sigma: float) -> float:
         return Account(release, sigma, kind).epsilon(count, delta)
 

@@ -12,7 +12,7 @@ from fedkeel.data import batches
 from fedkeel.data.cohort import select
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import ConfigError, counted
-from fedkeel.privacy.accountant import Account, Release, calibrated_sigma
+from fedkeel.privacy.accountant import Account, Kind, Release, calibrated_sigma
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,15 @@ class Budget:
         """The largest epsilon."""
         return self.privacy.epsilon
 
+    @property
+    def kind(self) -> Kind:
+        """The library's account that counts most of it."""
+        schedule = self.schedule
+        if self.privacy.unit == "client":
+            return schedule.of_clients.kind(self.privacy.accountant)
+        worst = worst_releases(schedule, schedule.participations())
+        return worst[0][0].kind(self.privacy.accountant)
+
     def account(self, release: Release) -> Account:
         """Return the account of releases of a kind."""
         kind = release.kind(self.privacy.accountant)
@@ -288,4 +297,3 @@ def _drawn(release: Release, unit: str) -> str:
 
 def _neighbours(release: Release) -> str:
     return f"neighbouring data sets {release.neighbours} one"
-

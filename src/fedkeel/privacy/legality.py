@@ -133,4 +133,3 @@ def _refused(part: Part, reason: str, unit: str) -> CompositionError:
         why=f"it {reason}, and the budget would not cover it",
         do=f"drop {part.name}, or the table [privacy]",
     )
-

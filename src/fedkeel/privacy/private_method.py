@@ -10,7 +10,7 @@ from fedkeel.data.dataset import Ints
 from fedkeel.errors import ConfigError
 from fedkeel.method.compose import Plan, compose
 from fedkeel.method.local_training import LocalTraining
-from fedkeel.method.part import Capability, Part
+from fedkeel.method.part import Capability
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.privacy.budget import Budget, Schedule, make_budget
@@ -96,10 +96,10 @@ def _named_part(plan: Plan, privacy: Privacy) -> NoisyPart | None:
     Raises:
         ConfigError: it protects another unit, or the settings say otherwise.
     """
-    parts: list[Part] = [p for p in plan.parts if isinstance(p, ClientDP | AdaptiveClientDP | DPSGD)]
-    if not parts:
+    noisy = (part for part in plan.parts if isinstance(part, ClientDP | AdaptiveClientDP | DPSGD))
+    part = next(noisy, None)
+    if part is None:
         return None
-    part = parts[0]
     unit = "example" if isinstance(part, DPSGD) else "client"
     chosen = {"clip", "quantile"} & privacy.model_fields_set
     if unit != privacy.unit or chosen:
@@ -109,4 +109,4 @@ def _named_part(plan: Plan, privacy: Privacy) -> NoisyPart | None:
             expected=f"unit {unit!r}, and no 'clip' or 'quantile'",
             do=f"drop {part.name} from the method: [privacy] adds the part it needs",
         )
-    return part if isinstance(part, ClientDP | AdaptiveClientDP | DPSGD) else None
+    return part

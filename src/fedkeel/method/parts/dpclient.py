@@ -26,7 +26,6 @@ from fedkeel.rng import generator
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import State, Tree
 
-
 AT_BOUND = 1e-5
 """An update that is shorter than the bound by no more than this share counts as shortened: rounding
 keeps shortened ones from having the bound's very length."""
@@ -78,9 +77,9 @@ class ClientDP(UpdateTransform, Reduction):
     Sent: nothing beyond the model.
     State: none.
     Cost: two passes over the update at the client, one over the model at the server.
-    Laws: without noise, a bound above every norm is FedAvg with equal weights where everybody comes;
-        the change of the aggregate by one client is C / K at most. The noise of each number of the
-        aggregate has deviation sigma C / K, whoever comes.
+    Laws: without noise, a bound above every norm is FedAvg with equal weights where everybody
+        comes; the change of the aggregate by one client is C / K at most. The noise of each number
+        of the aggregate has deviation sigma C / K, whoever comes.
     Deviations: the paper draws each client by itself with a fixed probability (sampling =
         ``poisson``) and lets clients weigh by their examples up to a cap; here they weigh the same.
         The norm is computed in the run's own type, so that an update may be longer than C by
@@ -216,7 +215,7 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
                 do=f"set count_sigma = {self.sigma:g}, or take the fixed bound of dpclient "
                 "(leave out privacy.quantile)",
             )
-        return (self.sigma**-2 - (2 * count_sigma) ** -2) ** -0.5
+        return 1 / math.sqrt(self.sigma**-2 - (2 * count_sigma) ** -2)
 
     def _count_sigma(self, population: Population) -> float:
         if self.sigma == 0.0:
