@@ -297,3 +297,27 @@ def _drawn(release: Release, unit: str) -> str:
 
 def _neighbours(release: Release) -> str:
     return f"neighbouring data sets {release.neighbours} one"
+
+
+def weak_points(budget: Budget) -> list[str]:
+    """Return what a user should know about a budget before the run."""
+    schedule, privacy = budget.schedule, budget.privacy
+    units = len(schedule.sizes)
+    if privacy.unit == "example":
+        units = int(min((n for n in schedule.sizes if n), default=1))
+    warnings = []
+    if privacy.delta * units >= 1:
+        whose = "clients" if privacy.unit == "client" else "examples of the smallest client"
+        warnings.append(
+            f"privacy.delta = {privacy.delta:g} is no less than 1 over the {units} {whose}: such a "
+            "delta allows a mechanism that reveals one of them in full; set less than "
+            f"{1 / units:.2g}"
+        )
+    planned = budget.planned_rounds()
+    if planned < schedule.rounds:
+        warnings.append(
+            f"the privacy budget ends the run after round {planned} of {schedule.rounds}: "
+            f"sigma = {budget.sigma:g} is what the method names; leave it out to have the noise "
+            "calibrated for all rounds"
+        )
+    return warnings

@@ -72,8 +72,8 @@ class ClientDP(UpdateTransform, Reduction):
 
     Args:
         norm: C, the largest norm of an update over the whole model, > 0.
-        sigma: standard deviation of the noise on the sum, >= 0, in units of C. The setting
-            `privacy` adds this part with a sigma that keeps a budget.
+        sigma: standard deviation of the noise on the sum, >= 0, in units of C; 0 clips alone, which
+            protects nobody. The setting `privacy` adds this part with a sigma that keeps a budget.
     Sent: nothing beyond the model.
     State: none.
     Cost: two passes over the update at the client, one over the model at the server.
@@ -93,7 +93,7 @@ class ClientDP(UpdateTransform, Reduction):
     """
 
     norm: float = param(1.0, gt=0.0)
-    sigma: float = param(1.0, ge=0.0)
+    sigma: float = param(0.0, ge=0.0)
 
     name: ClassVar[str] = "dpclient"
     paper: ClassVar[str] = "mcmahan2018dp"
@@ -126,7 +126,8 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
 
     Args:
         norm: C before the first round, > 0.
-        sigma: noise of a round, >= 0, in units of the sensitivity.
+        sigma: noise of a round, >= 0, in units of C; 0 clips alone. The setting `privacy` adds this
+            part, where it has a quantile, with a sigma that keeps a budget.
         quantile: gamma, share of the updates that are to be no longer than C, in (0, 1).
         lr: eta of the bound, > 0. The paper takes 0.2.
         count_sigma: sigma_b, deviation of the noise on the count, >= 0; 0 takes K / 20 as the
@@ -147,7 +148,7 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
     """
 
     norm: float = param(1.0, gt=0.0)
-    sigma: float = param(1.0, ge=0.0)
+    sigma: float = param(0.0, ge=0.0)
     quantile: float = param(0.5, gt=0.0, lt=1.0)
     lr: float = param(0.2, gt=0.0)
     count_sigma: float = param(0.0, ge=0.0)
