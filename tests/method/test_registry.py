@@ -37,7 +37,7 @@ SERVER = (
 )
 REDUCE = (
     *("median", "trimmed_mean", "fedvarp", "mifa", "feddisco"),
-    *("fedau", "fedawa", "qfedavg", "term", "afl"),
+    *("dpclient", "dpquantile", "fedau", "fedawa", "qfedavg", "term", "afl"),
 )
 CODEC = ("topk", "quantise", "ffalora")
 WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
@@ -49,6 +49,7 @@ TUNING = ("fedbabu", "perfedavg", "finetune")
 START = ("fedala", "fedinit")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER, CRITERION, PHASES, MODEL, TUNING, START)
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "fedgamma", "mofedsam", "scaffnew")
+SINGLE = ("fedgc", "gradma", "fedgh")
 NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
 
 ILLEGAL = {
@@ -97,6 +98,8 @@ ILLEGAL = {
     ("dpsgd", "feduv"): BROKEN,
     ("feddecorr", "perfedavg"): BROKEN,  # which divides each mini-batch
     ("feduv", "perfedavg"): BROKEN,
+    # one needs single updates, of which the other keeps no more than a noisy sum
+    **{(other, noisy): BROKEN for other in SINGLE for noisy in ("dpclient", "dpquantile")},
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,

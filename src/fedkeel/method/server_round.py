@@ -11,6 +11,7 @@ from fedkeel import tree
 from fedkeel.clock import Lap
 from fedkeel.config import Weights
 from fedkeel.errors import TrainingError
+from fedkeel.method import round_values
 from fedkeel.method.checks import (
     call,
     check_finite_model,
@@ -167,7 +168,7 @@ def _aggregate(
     update = call(reduction.reduce, updates, view(reduction.name))
     update = check_tree(reduction, update, server.params)
     if reduction.hides_updates:
-        updates, cohort = _hidden(update, cohort)
+        updates, cohort = round_values.hidden_updates(update, cohort)
     lap("server")
     for part in plan.aggregate_transforms:
         update = call(part.transform_aggregate, update, updates, view(part.name))
@@ -189,16 +190,8 @@ def _aggregate(
         with check_models_unchanged(table, start=server.params, end=params):
             new_rows[table.name] = call(table.next_rows, outcome)
     check_same_form("remembers of clients", rows, new_rows)
-    buffers = _mean_buffers(replies.buffers, cohort)
+    buffers = round_values.mean_buffers(replies.buffers, cohort)
     return Server(params, buffers, memory, server.round + 1), new_rows
-
-
-def _hidden(update: Tree, cohort: Cohort) -> tuple[Span, Cohort]:
-    """Return updates and cohort as they are if each of K expected clients sent the aggregate."""
-    count = cohort.population.per_round
-    clients, weights = np.full(count, -1), np.ones(count)
-    updates = Sums({name: count * t[None] for name, t in update.items()}, weights=weights)
-    return updates, replace(cohort, clients=clients, weights=weights / count)
 
 
 def raw_weights(kind: Weights, examples: Ints, processed: Ints) -> Floats:
@@ -258,16 +251,3 @@ def _copy_from_replies(server: Server, replies: Replies) -> Server:
         buffers={name: copy(tensor) for name, tensor in server.buffers.items()},
         memory={part: tree.map_tensors(copy, state) for part, state in server.memory.items()},
     )
-
-
-def _mean_buffers(buffers: Tree, cohort: Cohort) -> Tree:
-    """Return the weighted mean of floating-point buffers, and the largest value of counters."""
-    means: Tree = {}
-    weights = torch.from_numpy(cohort.weights)
-    for name, rows in buffers.items():
-        if rows.is_floating_point():
-            shaped = weights.to(rows.device, rows.dtype).reshape(-1, *[1] * (rows.ndim - 1))
-            means[name] = (shaped * rows).sum(dim=0)
-        else:
-            means[name] = rows.amax(dim=0)
-    return means

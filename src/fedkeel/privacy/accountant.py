@@ -18,10 +18,10 @@ from fedkeel.errors import ConfigError
 
 Kind = Literal["pld", "rdp"]
 
-GRID = 1e-3
-"""Distance of the points at which the privacy loss is kept. The library rounds towards more loss;
-against its own default of 1e-4, which takes ten times as long, epsilon is larger by less than one
-part in 3,000."""
+COARSE, FINE, MANY = 1e-3, 1e-4, 2_000
+"""Distance of the points at which the privacy loss is kept, of up to `MANY` planned releases and of
+more. The library rounds towards more loss. `FINE` is its default, and takes ten times as long; with
+`COARSE` epsilon is larger by less than one part in 1,000."""
 
 DIGITS = 5
 """Significant digits of a calibrated noise, so that every machine finds the same one."""
@@ -89,11 +89,13 @@ class Account:
         release: the kind of release.
         sigma: deviation of the noise in units of the bound C.
         kind: the library's account.
+        planned: number of releases that are planned, which decides how finely it counts.
     """
 
     release: Release
     sigma: float
     kind: Kind
+    planned: int = 1
     _last: list[tuple[int, Any]] = field(default_factory=list, compare=False, repr=False)
 
     def epsilon(self, count: int, delta: float) -> float:
@@ -158,11 +160,15 @@ class Account:
         accountant = self._make().compose(self._event)
         return accountant._orders, accountant._rdp
 
+    @property
+    def _grid(self) -> float:
+        return COARSE if self.planned <= MANY else FINE
+
     def _make(self) -> Any:  # noqa: ANN401 - the library has no types
         dp = library()
         relation = dp.NeighboringRelation
         if self.kind == "pld":
-            return _pld().PLDAccountant(value_discretization_interval=GRID)
+            return _pld().PLDAccountant(value_discretization_interval=self._grid)
         is_replaced = self.release.sampling == "fixed_size"
         return _rdp().RdpAccountant(
             neighboring_relation=relation.REPLACE_ONE if is_replaced else relation.ADD_OR_REMOVE_ONE
@@ -174,7 +180,7 @@ class Account:
         release = self.release
         rate = 1.0 if release.sampling == "all" else release.sampled / release.population
         return _loss_distributions().from_gaussian_mechanism(
-            self.sigma, sampling_prob=rate, value_discretization_interval=GRID
+            self.sigma, sampling_prob=rate, value_discretization_interval=self._grid
         )
 
 
@@ -196,7 +202,7 @@ def calibrated_sigma(
     """
 
     def spent(sigma: float) -> float:
-        return Account(release, sigma, kind).epsilon(count, delta)
+        return Account(release, sigma, kind, count).epsilon(count, delta)
 
     high = 1.0
     while spent(high) > epsilon:
@@ -211,7 +217,7 @@ def calibrated_sigma(
         high /= 2.0
     if high <= SMALLEST_SIGMA:
         return high
-    dp, one = library(), Account(release, 1.0, kind)
+    dp, one = library(), Account(release, 1.0, kind, count)
 
     def event(sigma: float) -> Any:  # noqa: ANN401 - the library has no types
         return dp.SelfComposedDpEvent(Account(release, sigma, kind)._event, count)
@@ -228,7 +234,7 @@ def _rounded_up(
     """Return sigma with few digits, no smaller than what keeps the budget."""
     step = 10.0 ** (math.floor(math.log10(sigma)) + 1 - DIGITS)
     steps = math.ceil(sigma / step)
-    while Account(release, round(steps * step, 12), kind).epsilon(count, delta) > epsilon:
+    while Account(release, round(steps * step, 12), kind, count).epsilon(count, delta) > epsilon:
         steps += 1
     return round(steps * step, 12)
 

@@ -174,8 +174,9 @@ class Budget:
 
     def account(self, release: Release) -> Account:
         """Return the account of releases of a kind."""
-        kind = release.kind(self.privacy.accountant)
-        return self._accounts.setdefault(release, Account(release, self.sigma, kind))
+        kind, rounds = release.kind(self.privacy.accountant), self.schedule.rounds
+        account = Account(release, self.sigma, kind, rounds * (self.schedule.local.epochs or 1))
+        return self._accounts.setdefault(release, account)
 
     def spent(self, rounds: int, trained: Ints) -> float:
         """Return the epsilon of a run so far; of unit `example` the largest over the clients.

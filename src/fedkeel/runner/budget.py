@@ -15,22 +15,29 @@ class BudgetKeeper(Callback):
     It counts by the rows alone, so a continued run has spent what its rows say.
 
     Args:
-        budget: the budget.
+        budget: the budget; None of a run without one.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget, self._spending = budget, Spending(budget)
+    def __init__(self, budget: Budget | None) -> None:
+        self._spending = None if budget is None else Spending(budget)
 
     def with_epsilon(self, row: RoundRecord) -> RoundRecord:
         """Return the row of a new round with what has been spent with it."""
+        if self._spending is None:
+            return row
+        if row.round == 0:
+            return replace(row, epsilon=0.0)
         epsilon = self._spending.add([*row.clients, *row.dropped, *row.excluded])
         return replace(row, epsilon=epsilon)
 
     def stop_reason(self, row: RoundRecord) -> str:
         """Return why the run ends with this round, "" where the next one is in the budget."""
+        if self._spending is None:
+            return ""
+        budget = self._spending.budget
         while self._spending.rounds < row.round:  # of the rounds before an interrupt
             self.with_epsilon(row)
-        if row.round >= self._budget.schedule.rounds:
+        if row.round >= budget.schedule.rounds:
             return ""
         next_epsilon = self._spending.overrun()
         if next_epsilon is None:
@@ -38,5 +45,5 @@ class BudgetKeeper(Callback):
         return (
             f"ended early after round {row.round}: the next round would bring epsilon from "
             f"{row.epsilon or 0.0:.4g} to {next_epsilon:.4g}, beyond privacy.epsilon "
-            f"{self._budget.epsilon:g}"
+            f"{budget.epsilon:g}"
         )

@@ -78,10 +78,8 @@ class Run:
         self._models: ClientModels | None = None  # where each client has its own
         has_one_model = not self._setup.training.shares_nothing
         best = [self._best] if has_one_model else []
-        budget = prepared.budget
-        self._spending = None if budget is None else BudgetKeeper(budget)
-        keeper = [] if self._spending is None else [self._spending]
-        self._callbacks = CallbackList([*keeper, early_stopping, *best, *callbacks])
+        self._spending = BudgetKeeper(prepared.budget)
+        self._callbacks = CallbackList([self._spending, early_stopping, *best, *callbacks])
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
         self._stop_reason = ""
@@ -146,8 +144,7 @@ class Run:
         else:
             if self._folder is not None:
                 self._folder.keep_rows(-1)
-            first = RoundRecord(0, epsilon=None if self._spending is None else 0.0)
-            row = self._with_test_scores(first, engine)
+            row = self._with_test_scores(self._spending.with_epsilon(RoundRecord(0)), engine)
             self._clock.lap("evaluation")
             self._add(replace(row, seconds=self._clock.restart()))
         for row in self._rows:
@@ -224,8 +221,7 @@ class Run:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
         row = round_record(cohort, message, trained, result, bytes_up)
-        if self._spending is not None:
-            row = self._spending.with_epsilon(row)
+        row = self._spending.with_epsilon(row)
         self._clock.lap("records")
         row = self._evaluate(engine, row)
         self._clock.lap("evaluation")

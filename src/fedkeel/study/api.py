@@ -73,8 +73,7 @@ def run(
         stop: when the run ends before its last round; None never.
         engine: what runs the clients.
         cohort: participation in full, in place of the two above.
-        privacy: the budget of differential privacy, which noise is calibrated for; None runs
-            without.
+        privacy: the budget of differential privacy, which noise is calibrated for.
         out: run folder; None keeps the run in memory.
         resume: whether an unfinished run in `out` is continued.
         progress: whether to show progress on standard error; None does so on a terminal.
@@ -161,8 +160,7 @@ def compare(
         stop: as in `run`; each run ends by itself.
         engine: as in `run`.
         cohort: as in `run`.
-        privacy: as in `run`; each method gets the noise that keeps it, and of unit ``client`` all
-            have equal weights.
+        privacy: as in `run`; of unit ``client``, all clients have equal weights.
         out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
         progress: as in `run`.
         callbacks: as in `run`. All runs call the same ones, one run after the other in this

@@ -34,7 +34,7 @@ keeps shortened ones from having the bound's very length."""
 def clipped(update: Tree, bound: Tensor | float) -> Tree:
     """Return an update that is no longer than a bound, over the whole model."""
     length = tree.dot(update, update).sqrt()
-    bound = torch.as_tensor(bound).to(length.device, length.dtype)
+    bound = torch.as_tensor(bound, dtype=length.dtype, device=length.device)
     return tree.scale(update, (bound / length).clamp(max=1.0))
 
 
