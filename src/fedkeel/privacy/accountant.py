@@ -26,10 +26,10 @@ more. The library rounds towards more loss. `FINE` is its default, and takes ten
 DIGITS = 5
 """Significant digits of a calibrated noise, so that every machine finds the same one."""
 
-SMALLEST_SIGMA, LARGEST_SIGMA = 0.03125, 2.0**24
+SMALLEST_SIGMA, LARGEST_SIGMA = 0.0625, 2.0**24
 """The noise is calibrated between these, in units of the bound."""
 
-ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 96, 128, 256, 512, 1024)
+ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)
 """Renyi orders at which draws of a fixed size are counted. The library's bound on them is taken at
 whole orders, between which it interpolates."""
 
@@ -200,9 +200,14 @@ def calibrated_sigma(
     Raises:
         ConfigError: no noise is large enough.
     """
+    dp, one = library(), Account(release, 1.0, kind, count)
+
+    def event(sigma: float) -> Any:  # noqa: ANN401 - the library has no types
+        return dp.SelfComposedDpEvent(Account(release, sigma, kind)._event, count)
 
     def spent(sigma: float) -> float:
-        return Account(release, sigma, kind, count).epsilon(count, delta)
+        with _quiet():
+            return float(one._make().compose(event(sigma)).get_epsilon(delta))
 
     high = 1.0
     while spent(high) > epsilon:
@@ -217,11 +222,6 @@ def calibrated_sigma(
         high /= 2.0
     if high <= SMALLEST_SIGMA:
         return high
-    dp, one = library(), Account(release, 1.0, kind, count)
-
-    def event(sigma: float) -> Any:  # noqa: ANN401 - the library has no types
-        return dp.SelfComposedDpEvent(Account(release, sigma, kind)._event, count)
-
     with _quiet():
         bracket, tol = dp.ExplicitBracketInterval(high / 2, high), 1e-3 * high
         sigma = dp.calibrate_dp_mechanism(one._make, event, epsilon, delta, bracket, tol=tol)

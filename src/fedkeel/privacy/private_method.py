@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fedkeel.config import Privacy, Run
-from fedkeel.data.dataset import Ints
+from fedkeel.data.federation import Federation
 from fedkeel.errors import ConfigError
 from fedkeel.method.compose import Plan, compose
 from fedkeel.method.local_training import LocalTraining
@@ -24,7 +24,7 @@ def with_privacy(
     settings: Run,
     privacy: Privacy,
     training: LocalTraining,
-    sizes: Ints,
+    federation: Federation,
     provides: Iterable[Capability],
     has_user_transform: bool,
 ) -> tuple[LocalTraining, Budget]:
@@ -34,7 +34,7 @@ def with_privacy(
         settings: the settings of the run.
         privacy: the budget that they ask for.
         training: training without noise, unless the method names it.
-        sizes: [C] examples of each client.
+        federation: the clients.
         provides: what task and engine provide.
         has_user_transform: whether batches pass through a function of the user's.
 
@@ -50,6 +50,7 @@ def with_privacy(
         )
     plan, provides = training.plan, frozenset(provides)
     part = _named_part(plan, privacy)
+    how, sizes = federation.how["kind"], federation.sizes
     schedule = Schedule(
         privacy=privacy,
         cohort=settings.cohort,
@@ -71,6 +72,12 @@ def with_privacy(
         check_client_level(trial, has_shared_buffers)
     else:
         check_example_level(trial, has_shared_buffers, has_user_transform)
+    if part is None and privacy.unit == "example" and how == "nodes":
+        raise ConfigError(
+            "Noise on examples cannot be calibrated where the data are on nodes.",
+            why="no node knows how many examples the others have, and all need the same noise",
+            do="name it in the method: dpsgd(norm=1.0, sigma=...), which is accounted for too",
+        )
     budget = make_budget(schedule, None if part is None else part.sigma)
     plan = trial if part is not None else composed(_noisy_part(privacy, budget.sigma))
     return replace(training, plan=plan), budget

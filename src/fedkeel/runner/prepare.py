@@ -160,7 +160,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             settings,
             settings.privacy,
             training,
-            federation.sizes,
+            federation,
             _capabilities(network, federation),
             callable(ingredients.augment),
         )

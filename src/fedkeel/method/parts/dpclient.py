@@ -131,7 +131,7 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
         quantile: gamma, share of the updates that are to be no longer than C, in (0, 1).
         lr: eta of the bound, > 0. The paper takes 0.2.
         count_sigma: sigma_b, deviation of the noise on the count, >= 0; 0 takes K / 20 as the
-            paper does. It has to be more than sigma / 2.
+            paper does, and sigma where that is more. It has to be more than sigma / 2.
     Sent: the bound to the clients; from each one a number, whether its update was longer.
     State: the bound, at the server.
     Cost: as `dpclient`.
@@ -221,4 +221,4 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
     def _count_sigma(self, population: Population) -> float:
         if self.sigma == 0.0:
             return self.count_sigma
-        return self.count_sigma or population.per_round / 20
+        return self.count_sigma or max(population.per_round / 20, self.sigma)
