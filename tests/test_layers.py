@@ -34,7 +34,7 @@ LEAVES = frozenset(
         *("source_digest", "tree", "user_code", "version"),
     }
 )
-DOMAIN = LEAVES | {"config", "data", "task", "method"}
+DOMAIN = LEAVES | {"config", "data", "task", "method", "privacy"}
 
 ALLOWED: dict[str, frozenset[str]] = {
     "clock": frozenset(),
@@ -56,6 +56,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "task": LEAVES | {"config", "data"},
     "solve": LEAVES,
     "method": LEAVES | {"config", "data", "task", "solve"},
+    "privacy": LEAVES | {"config", "data", "task", "solve", "method"},
     "engine": DOMAIN,
     "cost": DOMAIN | {"engine"},
     "diagnose": DOMAIN | {"engine"},
@@ -251,7 +252,7 @@ def declared() -> set[str]:
     """The packages that pyproject.toml asks for, with every extra that users have."""
     project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    used = ("ray", "tune", "flower", "figures")
+    used = ("ray", "tune", "flower", "figures", "privacy")
     wanted = [*project["dependencies"], *(one for extra in used for one in extras[extra])]
     return {re.split(r"[<>=]", one)[0].replace("-", "_") for one in wanted}
 

@@ -174,6 +174,8 @@ def prepared(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     seed: int = 0,
     name: str = "toy",
+    privacy: fk.Privacy | None = None,
+    weights: str | None = None,
     **engine: object,
 ) -> Prepared:
     """Prepare a run of a method on the toy federation."""
@@ -188,6 +190,8 @@ def prepared(
         evaluation=evaluation or fk.Evaluation(batch_size=16),
         stop=stop or fk.Stop(),
         engine=config.build(config.Engine, values, "test"),
+        privacy=privacy,
+        weights=weights,
     )
     more = {} if loss is None else {"loss": loss}
     data = clients or federation()

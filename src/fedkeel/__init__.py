@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedkeel.config import Engine as Engine
     from fedkeel.config import Evaluation as Evaluation
     from fedkeel.config import Local as Local
+    from fedkeel.config import Privacy as Privacy
     from fedkeel.config import Schedule as Schedule
     from fedkeel.config import Stop as Stop
     from fedkeel.data.dataset import Dataset as Dataset
@@ -47,6 +48,7 @@ _HOMES = {
         "Engine",
         "Evaluation",
         "Local",
+        "Privacy",
         "Schedule",
         "Stop",
     ),

@@ -30,6 +30,7 @@ LEAST: dict[type[Settings], dict[str, Any]] = {
     config.Partition: {"clients": 2, "alpha": 1.0, "kind": "dirichlet"},
     config.Local: {"lr": 0.1, "epochs": 1},
     config.Range: {"low": 1, "high": 2},
+    config.Privacy: {"epsilon": 1.0, "delta": 1e-5},
     config.Run: {"rounds": 1, "local": {"lr": 0.1, "epochs": 1}},
 }
 """What a table needs at least."""

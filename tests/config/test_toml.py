@@ -156,6 +156,7 @@ FULL = values(
     evaluation__clients_every=2,
     task__metrics=["accuracy", "macro_f1"],
     stop__patience=20,
+    privacy={"epsilon": 8.0, "delta": 1e-5, "quantile": 0.5},
     stop__min_delta=0.01,
     diagnose__kinds=("drift", "cka"),
     diagnose__every=5,

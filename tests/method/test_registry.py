@@ -37,7 +37,7 @@ SERVER = (
     *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam"),
 )
 REDUCE = (
-    *("median", "trimmed_mean", "fedvarp", "mifa", "feddisco"),
+    *("median", "trimmed_mean", "fedvarp", "mifa", "dpclient", "dpquantile", "feddisco"),
     *("fedau", "fedawa", "qfedavg", "term", "afl"),
 )
 CODEC = ("topk", "quantise", "ffalora")
@@ -54,6 +54,7 @@ BESIDE_FEDPROTO = (
     *("fedavg", "fedsgd", "fedlc", "fedntd", "feddecorr", "fedmlb", "feduv", "knnper", "finetune"),
     *("fedper", "fedrep", "lgfedavg", "fedbn", "fedbabu", "fedsalora", "rolora"),
 )
+SINGLE = ("fedgc", "gradma", "fedgh")
 NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
 
 ILLEGAL = {
@@ -103,6 +104,8 @@ ILLEGAL = {
     ("dpsgd", "feduv"): BROKEN,
     ("feddecorr", "perfedavg"): BROKEN,  # which divides each mini-batch
     ("feduv", "perfedavg"): BROKEN,
+    # one needs single updates, of which the other keeps no more than a noisy sum
+    **{(other, noisy): BROKEN for other in SINGLE for noisy in ("dpclient", "dpquantile")},
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,

@@ -140,7 +140,8 @@ def test_a_round_of_nobody_changes_only_the_round_number(entry: str) -> None:
         done = aggregate(played, empty)
         assert equal(known(done.server), known(played.played.server))
         assert done.server.round == played.played.server.round + 1 == 3
-        assert (done.excluded, done.diagnostics) == ([], {})
+        assert done.excluded == []
+        assert entry == "dpquantile" or not done.diagnostics
 
 
 def test_a_round_without_any_finite_reply_is_an_error_that_names_the_way_out() -> None:

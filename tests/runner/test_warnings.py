@@ -42,7 +42,7 @@ def test_noise_that_promises_nothing() -> None:
     (message,) = find_warnings(warned)
     assert message == (
         "dpsgd: no privacy is accounted for. No epsilon is computed for its noise (sigma = 0.5), "
-        "so do not rely on it to protect examples"
+        "so do not rely on it to protect examples: the table [privacy] sets a budget"
     )
     on_nodes = replace(warned.setup.federation, how={"kind": "nodes"})  # a server without the data
     setup = replace(warned.setup, federation=on_nodes)

@@ -70,6 +70,7 @@ def run(
                 "status": record.status,
                 "message": record.message,
                 "rounds": last.round,
+                "epsilon": last.epsilon,
                 "best": result.best,
                 "last": result.last,
                 "best_model": None if record.best_model is None else to_json(record.best_model),

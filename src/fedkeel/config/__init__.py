@@ -12,6 +12,7 @@ from fedkeel.config.early_stopping import Stop
 from fedkeel.config.error_messages import meant, paths
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local, Schedule
+from fedkeel.config.privacy import Privacy
 from fedkeel.config.search_space import Choices, Metric, Range, Space, Value
 from fedkeel.config.settings import (
     Buffers,
@@ -47,6 +48,7 @@ __all__ = [
     "Model",
     "Partition",
     "Precision",
+    "Privacy",
     "Range",
     "Run",
     "Schedule",

@@ -14,6 +14,7 @@ from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.early_stopping import Stop
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local
+from fedkeel.config.privacy import Privacy
 from fedkeel.config.search_space import Space
 from fedkeel.config.task import TaskSettings
 from fedkeel.errors import ConfigError
@@ -82,14 +83,15 @@ class Cohort(Settings):
             The number of clients is rounded; 2.5 becomes 2, 3.5 becomes 4.
         clients: number of clients in each round, in place of `participation`.
         sampling: ``uniform`` without replacement; ``examples``: without replacement, with
-            probability in proportion to the number of examples; or ``fixed``: drawn uniformly
-            once, the same clients in every round.
+            probability in proportion to the number of examples; ``fixed``: drawn uniformly once,
+            the same clients in every round; or ``poisson``: each client by itself with probability
+            K / C, so that K is the expected number and a round may have none.
         dropout: probability that a selected client does not report, in [0, 1).
     """
 
     participation: float | None = Field(None, gt=0.0, le=1.0)
     clients: int | None = Field(None, ge=1)
-    sampling: Literal["uniform", "examples", "fixed"] = "uniform"
+    sampling: Literal["uniform", "examples", "fixed", "poisson"] = "uniform"
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
 
     @model_validator(mode="after")
@@ -100,6 +102,8 @@ class Cohort(Settings):
 
     def size(self, population: int) -> int:
         """Return K, the number of clients selected in each round of `population` clients.
+
+        With `poisson` sampling it is the expected number.
 
         Raises:
             ConfigError: nobody, or more clients than there are.
@@ -238,6 +242,7 @@ class Run(Settings):
         diagnose: what is measured beside the scores.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
+        privacy: the budget of differential privacy; None runs without.
     """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
@@ -252,6 +257,7 @@ class Run(Settings):
     diagnose: Diagnose = Diagnose()
     engine: Engine = Engine()
     flower: Flower = Flower()
+    privacy: Privacy | None = None
 
 
 class Experiment(Run):

@@ -35,7 +35,8 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
 
     K = settings.size(C) clients are drawn without replacement from the stream (seed, "cohort",
     round): uniformly, or one after the other with probability in proportion to the examples of
-    those that are left; a fixed cohort is that of round 0. Each of them drops with probability
+    those that are left; a fixed cohort is that of round 0. With ``poisson`` each client is drawn by
+    itself with probability K / C from the same stream. Each of them drops with probability
     `settings.dropout`, independently, by the stream (seed, "dropout", round). Everybody may drop.
 
     Args:
@@ -54,17 +55,30 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
     population = len(sizes)
     count = settings.size(population)
     random = generator(seed, "cohort", 0 if settings.sampling == "fixed" else round)
-    if count == population:
+    if settings.sampling == "poisson":
+        chosen = np.flatnonzero(random.random(population) < count / population)
+    elif count == population:
         chosen = np.arange(population, dtype=np.int64)
     elif settings.sampling == "examples":
         chosen = random.choice(population, count, replace=False, p=_shares(sizes, count))
     else:
         chosen = random.choice(population, count, replace=False, shuffle=False)
     chosen = np.sort(chosen).astype(np.int64, copy=False)
-    drops = np.zeros(count, dtype=np.bool_)
+    drops = np.zeros(len(chosen), dtype=np.bool_)
     if settings.dropout > 0:
-        drops = generator(seed, "dropout", round).random(count) < settings.dropout
+        drops = generator(seed, "dropout", round).random(len(chosen)) < settings.dropout
     return Selection(chosen[~drops], chosen[drops])
+
+
+def largest_cohort(settings: Cohort, sizes: Ints, seed: int, rounds: int) -> int:
+    """Return the largest number of clients that train in a round of a run.
+
+    >>> largest_cohort(Cohort(clients=2, sampling="poisson"), np.full(9, 5), seed=0, rounds=20)
+    5
+    """
+    if settings.sampling != "poisson":
+        return settings.size(len(sizes))
+    return max(len(select(settings, sizes, seed, round).clients) for round in range(rounds))
 
 
 def _shares(sizes: Ints, count: int) -> Floats:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from fedkeel import config
 from fedkeel.data.augment import Transform
+from fedkeel.data.cohort import largest_cohort
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.engine.base import TrainingSetup
@@ -17,6 +19,7 @@ from fedkeel.method.context import Population
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
+from fedkeel.privacy.budget import Budget
 from fedkeel.records.baselines import BASELINES
 from fedkeel.task.task import Task
 from fedkeel.tree import Tree
@@ -61,6 +64,7 @@ class Prepared:
         state: where client state lives.
         unseen: where values of the user's code are that could not be read in full, so that the
             run is never taken for an earlier one.
+        budget: the budget of privacy, None without one.
         pooled: the clients whose examples the run trains on in one place; None where each client
             trains on its own.
     """
@@ -75,6 +79,7 @@ class Prepared:
     state: Place = "memory"
     unseen: tuple[str, ...] = ()
     pooled: Federation | None = None
+    budget: Budget | None = None
 
     @property
     def clients(self) -> Federation:
@@ -85,6 +90,12 @@ class Prepared:
     def cohort(self) -> config.Cohort:
         """Who takes part in a round: everybody where all examples are in one place."""
         return self.settings.cohort if self.pooled is None else config.Cohort()
+
+    @cached_property
+    def largest_cohort(self) -> int:
+        """The largest number of clients that train in a round."""
+        sizes, settings = self.setup.federation.sizes, self.settings
+        return largest_cohort(self.cohort, sizes, settings.seed, settings.rounds)
 
     @property
     def is_baseline(self) -> bool:

@@ -126,6 +126,16 @@ METHODS: Mapping[str, Entry] = {
         "a fixed server momentum in every local step",
         {"mimelite": "mime:MimeLite"},
     ),
+    "dpclient": Entry(
+        "mcmahan2018dp",
+        "clipped updates with noise on their sum",
+        {"dpclient": "dpclient:ClientDP"},
+    ),
+    "dpquantile": Entry(
+        "andrew2021",
+        "updates clipped at a quantile of their norms, with noise",
+        {"dpquantile": "dpclient:AdaptiveClientDP"},
+    ),
     "dpsgd": Entry("abadi2016", "clipped example gradients with noise", {"dpsgd": "dpsgd:DPSGD"}),
     "fedlc": Entry("zhang2022fedlc", "scores calibrated by class counts", {"fedlc": "fedlc:FedLC"}),
     "fedntd": Entry(

@@ -444,6 +444,12 @@ class Reduction(Part):
     You need it when the aggregate is not the weighted mean, such as a median.
     """
 
+    hides_updates: ClassVar[bool] = False
+    """Whether what acts after it sees no more than the aggregate. Set it to True where the
+    aggregate alone may be used, such as a sum with noise: `updates` are then that aggregate, once
+    for each of the K clients that are expected, and the cohort does not say who they were. It is
+    also called where nobody has replied, with no updates."""
+
     @abstractmethod
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the aggregate."""

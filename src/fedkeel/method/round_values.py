@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import Bools, ByPart, Ints
+from fedkeel.method.context import Bools, ByPart, Cohort, Ints
+from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import State, Tree
 
 
@@ -126,3 +129,24 @@ def uploaded_state(plan: Plan, reply: Reply) -> State:
     """Return what a reply sends: the update, or a codec's upload in its place, and the rest."""
     rest: State = {"buffers": dict(reply.buffers), "uploads": dict(reply.uploads)}
     return rest if plan.codec is not None else {"update": dict(reply.update), **rest}
+
+
+def hidden_updates(update: Tree, cohort: Cohort) -> tuple[Span, Cohort]:
+    """Return updates and cohort as they are if each of K expected clients sent the aggregate."""
+    count = cohort.population.per_round
+    clients, weights = np.full(count, -1), np.ones(count)
+    updates = Sums({name: count * t[None] for name, t in update.items()}, weights=weights)
+    return updates, replace(cohort, clients=clients, weights=weights / count)
+
+
+def mean_buffers(buffers: Tree, cohort: Cohort) -> Tree:
+    """Return the weighted mean of floating-point buffers, and the largest value of counters."""
+    means: Tree = {}
+    weights = torch.from_numpy(cohort.weights)
+    for name, rows in buffers.items():
+        if rows.is_floating_point():
+            shaped = weights.to(rows.device, rows.dtype).reshape(-1, *[1] * (rows.ndim - 1))
+            means[name] = (shaped * rows).sum(dim=0)
+        else:
+            means[name] = rows.amax(dim=0)
+    return means

@@ -11,6 +11,7 @@ from fedkeel import tree
 from fedkeel.clock import Lap
 from fedkeel.config import Weights
 from fedkeel.errors import TrainingError
+from fedkeel.method import round_values
 from fedkeel.method.checks import (
     call,
     check_finite_model,
@@ -71,7 +72,8 @@ def server_round(
 
     Replies are put in ascending client order first, and those that are not finite or weigh nothing
     are left out, so that neither their order nor their presence can change the result. A round
-    without any reply changes nothing but the round number.
+    without any reply changes nothing but the round number, unless the reduction hides the updates:
+    it then adds its noise to nothing.
 
     Args:
         plan: the method.
@@ -101,7 +103,7 @@ def server_round(
     weights = raw_weights(plan.weights, replies.examples, replies.processed)
     order = np.flatnonzero(finite & (weights > 0.0))
     order = order[np.argsort(replies.clients[order], kind="stable")]
-    if len(order) == 0:
+    if len(order) == 0 and not plan.reduction.hides_updates:
         nobody = np.zeros(0, dtype=np.int64)
         return RoundResult(replace(server, round=server.round + 1), excluded, {}, nobody, {})
     replies = _select_replies(replies, order, plan.sum_only_uploads)
@@ -165,6 +167,8 @@ def _aggregate(
     reduction = plan.reduction
     update = call(reduction.reduce, updates, view(reduction.name))
     update = check_tree(reduction, update, server.params)
+    if reduction.hides_updates:
+        updates, cohort = round_values.hidden_updates(update, cohort)
     lap("server")
     for part in plan.aggregate_transforms:
         update = call(part.transform_aggregate, update, updates, view(part.name))
@@ -186,7 +190,7 @@ def _aggregate(
         with check_models_unchanged(table, start=server.params, end=params):
             new_rows[table.name] = call(table.next_rows, outcome)
     check_same_form("remembers of clients", rows, new_rows)
-    buffers = _mean_buffers(replies.buffers, cohort)
+    buffers = round_values.mean_buffers(replies.buffers, cohort)
     return Server(params, buffers, memory, server.round + 1), new_rows
 
 
@@ -247,16 +251,3 @@ def _copy_from_replies(server: Server, replies: Replies) -> Server:
         buffers={name: copy(tensor) for name, tensor in server.buffers.items()},
         memory={part: tree.map_tensors(copy, state) for part, state in server.memory.items()},
     )
-
-
-def _mean_buffers(buffers: Tree, cohort: Cohort) -> Tree:
-    """Return the weighted mean of floating-point buffers, and the largest value of counters."""
-    means: Tree = {}
-    weights = torch.from_numpy(cohort.weights)
-    for name, rows in buffers.items():
-        if rows.is_floating_point():
-            shaped = weights.to(rows.device, rows.dtype).reshape(-1, *[1] * (rows.ndim - 1))
-            means[name] = (shaped * rows).sum(dim=0)
-        else:
-            means[name] = rows.amax(dim=0)
-    return means

@@ -91,6 +91,8 @@ class RoundRecord:
             ``[diagnose]`` by ``kind.name``, such as ``conflict.share``.
         breakdowns: what ``[diagnose]`` measures by layer, class, client or position, by
             ``kind.name.axis``, such as ``conflict.share.layer``: a number for each label.
+        epsilon: what has been spent of the privacy budget after this round, at its delta; None, and
+            not in rounds.jsonl, where the run has no budget.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
 
@@ -113,6 +115,7 @@ class RoundRecord:
     diagnostics: dict[str, Number] = field(default_factory=dict)
     breakdowns: dict[str, dict[str, Number]] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
+    epsilon: float | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -155,6 +158,8 @@ class RoundRecord:
         row = asdict(self)
         row["test"] = _flat(row["test"])
         row["sources"] = {name: _flat(scores) for name, scores in row["sources"].items()}
+        if self.epsilon is None:
+            del row["epsilon"]
         return json.dumps(_finite(row)) + "\n"
 
 

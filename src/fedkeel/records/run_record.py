@@ -232,6 +232,36 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class PrivacyRecord:
+    """The budget of differential privacy.
+
+    Args:
+        unit: whom the guarantee is for: a ``client`` with all its examples, or an ``example``.
+        epsilon: the largest epsilon; the rows have what has been spent.
+        delta: its delta.
+        part: name of the part that clips and adds noise.
+        sigma: deviation of the noise on a sum, in units of the bound on what is summed.
+        is_calibrated: whether sigma is calibrated for all rounds, or named by the method.
+        accountant: ``pld`` or ``rdp``, of dp-accounting.
+        says: what is counted, and under which assumptions.
+    """
+
+    unit: Literal["client", "example"]
+    epsilon: float
+    delta: float
+    part: str = ""
+    sigma: float = 0.0
+    is_calibrated: bool = True
+    accountant: str = ""
+    says: str = ""
+
+    @property
+    def text(self) -> str:
+        """The budget in a few words."""
+        return f"epsilon {self.epsilon:g}, delta {self.delta:g}, {self.unit} level"
+
+
+@dataclass(frozen=True)
 class BestModel:
     """The round whose model is in model-best.safetensors.
 
@@ -289,6 +319,8 @@ class RunRecord:
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
         warnings: what a user should know about the run, such as that rounding may decide it.
+        privacy: the budget of differential privacy: ``unit``, ``epsilon``, ``delta``, ``sigma``,
+            the ``accountant``, and what it ``says``, in words; not there without one.
         best_model: ``round`` and ``score`` of the model in model-best.safetensors, and what it was
             ``chosen_on``; None before a model was scored.
         message: why a run failed, was interrupted, or ended before its last round, else "".
@@ -319,6 +351,7 @@ class RunRecord:
     task: TaskRecord = field(default_factory=TaskRecord)
     judges: Literal["global", "personal"] = "global"
     warnings: list[str] = field(default_factory=list)
+    privacy: PrivacyRecord | None = field(default=None, metadata=_OPTIONAL)
     best_model: BestModel | None = None
     message: str = ""
     digests: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)

@@ -239,4 +239,12 @@ _COSTS = (
         "Seconds over all phases and rounds of a run, on this machine.",
         is_for_page_only=True,
     ),
+    Column(
+        "epsilon",
+        "epsilon",
+        "spent",
+        None,
+        CellFormat(),
+        "What the run has spent of its budget of differential privacy.",
+    ),
 )

@@ -133,6 +133,10 @@ def tiles(method: MethodResults) -> list[Tile]:
             note += f"; {reached.count} of {len(runs)} seeds"
         name = f"Rounds to {format_target(summary.target, score)}"
         result.append(Tile(name, format_stat(reached, decimals=0), note))
+    epsilon, privacy = summary.stat("epsilon"), method.record.privacy
+    if epsilon is not None and privacy is not None:
+        note = f"of {privacy.epsilon:g}; {privacy.unit} level, delta {privacy.delta:g}"
+        result.append(Tile("Epsilon spent", format_number(epsilon.mean), note))
     traffic, sent = summary.stat("traffic"), summary.stat("sent")
     seconds, total = summary.stat("seconds_per_client"), summary.stat("seconds")
     for_each = "for each client and round"

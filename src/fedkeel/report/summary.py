@@ -36,6 +36,7 @@ Quantity = Literal[
     "processor_seconds_per_client",
     "seconds_per_round",
     "seconds",
+    "epsilon",
 ]
 """A figure of `RunSummary` that is averaged over seeds."""
 
@@ -80,6 +81,7 @@ class RunSummary:
         seconds_per_client: training seconds for each local training.
         processor_seconds_per_client: processor seconds for each local training; unlike the seconds
             they do not grow with what else the machine does. None where a round has none.
+        epsilon: what was spent of the privacy budget; None where there is none.
         losses_not_finite: rounds with a training or test loss that was not finite.
     """
 
@@ -109,6 +111,7 @@ class RunSummary:
     seconds_per_client: float | None
     processor_seconds_per_client: float | None
     losses_not_finite: int
+    epsilon: float | None = None
 
     @property
     def down(self) -> int:
@@ -299,6 +302,7 @@ def summarise(
         ),
         seconds_per_client=_ratio(training, trainings),
         processor_seconds_per_client=_processor_seconds_per_client(after_start),
+        epsilon=rows[-1].epsilon if rows else None,
         losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
     )
 

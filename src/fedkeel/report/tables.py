@@ -212,6 +212,9 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
                 "mean over the seeds that reached it (and how many did, if not all).",
             )
         )
+    if any(method.stat("epsilon") for method in methods):
+        text = "spent of the budget of differential privacy, whose delta and unit the run names."
+        notes.append(Footnote("Epsilon", text))
     if any(method.unfinished for method in methods):
         notes.append(Footnote("†", "not every run is finished."))
     baselines = dict.fromkeys(method.baseline for method in methods if method.baseline)

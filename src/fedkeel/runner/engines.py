@@ -29,7 +29,7 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
     Raises:
         RunError: its processes cannot be started.
     """
-    setup, spec, capacity = prepared.setup, prepared.spec, prepared.population.per_round
+    setup, spec, capacity = prepared.setup, prepared.spec, prepared.largest_cohort
     file = None if state is None else state / "clients.bin"
     codec = low_rank_codec(client_state_spec(spec), prepared.plan)
     kind, count = choice.kind, choice.workers

@@ -30,6 +30,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.best_model import BestModelKeeper
+from fedkeel.runner.budget import BudgetKeeper
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
 from fedkeel.runner.checkpoint import Checkpoints
 from fedkeel.runner.client_models import ClientModels
@@ -80,7 +81,8 @@ class Run:
         has_one_model = not self._setup.training.shares_nothing
         best = [self._best] if has_one_model else []
         self._observer = Observer(prepared, record.engine.device)
-        self._callbacks = CallbackList([early_stopping, *best, *callbacks])
+        self._spending = BudgetKeeper(prepared.budget)
+        self._callbacks = CallbackList([self._spending, early_stopping, *best, *callbacks])
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
         self._stop_reason = ""
@@ -145,7 +147,7 @@ class Run:
         else:
             if self._folder is not None:
                 self._folder.keep_rows(-1)
-            row = self._with_test_scores(RoundRecord(0), engine)
+            row = self._with_test_scores(self._spending.with_epsilon(RoundRecord(0)), engine)
             self._clock.lap("evaluation")
             self._add(replace(row, seconds=self._clock.restart()))
         for row in self._rows:
@@ -224,6 +226,7 @@ class Run:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
         row = round_record(cohort, message, trained, result, bytes_up, measured)
+        row = self._spending.with_epsilon(row)
         self._clock.lap("records")
         row = self._evaluate(engine, row)
         self._clock.lap("evaluation")

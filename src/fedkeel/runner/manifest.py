@@ -21,6 +21,8 @@ from fedkeel.method.docs.cite import bibtex, keys
 from fedkeel.method.docs.describe import describe
 from fedkeel.method.part import Part
 from fedkeel.method.plugins import user_part_digests
+from fedkeel.privacy.budget import Budget, described
+from fedkeel.privacy.legality import EXAMPLE_PART
 from fedkeel.records.histogram import is_large
 from fedkeel.records.run_record import (
     DataRecord,
@@ -29,6 +31,7 @@ from fedkeel.records.run_record import (
     ModelRecord,
     PartitionRecord,
     PartRecord,
+    PrivacyRecord,
     RunRecord,
     Scale,
 )
@@ -99,6 +102,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         environment=environment(),
         estimate=estimate_run(prepared),
         warnings=find_warnings(prepared),
+        privacy=None if prepared.budget is None else _privacy_record(prepared, prepared.budget),
     )
 
 
@@ -149,10 +153,27 @@ def _local_text(local: config.Local, part: Part | None) -> str:
     return ", ".join(texts)
 
 
+def _privacy_record(prepared: Prepared, budget: Budget) -> PrivacyRecord:
+    privacy = budget.privacy
+    part = EXAMPLE_PART if privacy.unit == "example" else prepared.plan.reduction.name
+    return PrivacyRecord(
+        unit=privacy.unit,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        part=part,
+        sigma=budget.sigma,
+        is_calibrated=budget.is_calibrated,
+        accountant=budget.kind,
+        says=described(budget),
+    )
+
+
 def _participation_text(prepared: Prepared) -> str:
     cohort, clients = prepared.settings.cohort, len(prepared.clients)
     text = f"{cohort.size(clients)} of {clients} clients a round"
-    if cohort.sampling != "uniform":
+    if cohort.sampling == "poisson":
+        text += " expected, each drawn by itself"
+    elif cohort.sampling != "uniform":
         text += f", sampled by {cohort.sampling}"
     if cohort.dropout:
         text += f", each drops out with probability {cohort.dropout:g}"

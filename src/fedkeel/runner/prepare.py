@@ -44,6 +44,7 @@ from fedkeel.method.part import Capability
 from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
+from fedkeel.privacy.private_method import with_privacy
 from fedkeel.reached_values import Description, describe_value
 from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
@@ -154,6 +155,17 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     _check_accumulation(training.local, federation)
     _check_round_length(training.local, federation)
     _check_batches_of_one(training, federation, settings.rounds)
+    budget = None
+    if settings.privacy is not None:
+        training, budget = with_privacy(
+            settings,
+            settings.privacy,
+            training,
+            federation,
+            _capabilities(network, federation),
+            callable(ingredients.augment),
+        )
+        plan = training.plan
     setup = TrainingSetup(
         training,
         federation,
@@ -188,6 +200,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         ingredients,
         unseen=unseen,
         pooled=clients if is_pooled else None,
+        budget=budget,
     )
     key = _key(prepared, digests_of_modules(own), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
@@ -485,6 +498,8 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
         settings["engine"]["precision"] = engine.precision
     if prepared.settings.stop == config.Stop():
         settings.pop("stop")
+    if prepared.settings.privacy is None:
+        settings.pop("privacy")
     setup, clients = prepared.setup, prepared.clients
     digest = hashlib.blake2b(digest_size=8)
     identity = {

@@ -378,15 +378,22 @@ def _print(console: Console, text: str) -> None:
 
 def _score(row: RoundRecord | None, score: MetricInfo) -> str:
     """Return the test score of a row, with the name of any score but accuracy, and of clients."""
-    if row is None or row.test is None:
+    if row is None:
         return ""
+    if row.test is None:
+        return _epsilon(row)
     name = "" if score.name == ACCURACY.name else f"{score.label} "
     text = f", test {name}{score.format(row.test[score.name])}"
     over = spread(list(client_values(row.personal, score).values()), score)
     if over is not None:
         worst = score.format(over.worst_tenth)
         text += f", personal models {score.format(over.mean)} (worst tenth {worst})"
-    return text
+    return text + _epsilon(row)
+
+
+def _epsilon(row: RoundRecord) -> str:
+    """Return what a row has spent of the privacy budget."""
+    return "" if row.epsilon is None else f", epsilon {row.epsilon:.3g}"
 
 
 def run_name(settings: config.Run) -> str:

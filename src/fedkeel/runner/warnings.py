@@ -18,6 +18,7 @@ from fedkeel.data.values import rows_of, tensors_of
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
+from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.method.parts.fedbn import FedBN
 from fedkeel.method.parts.fedsalora import FedSALoRA
@@ -25,6 +26,7 @@ from fedkeel.method.parts.lora import FFALoRA, RoLoRA
 from fedkeel.method.parts.scaffnew import Scaffnew
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
+from fedkeel.privacy.budget import weak_points
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.task.losses import OF_QUANTITIES
 from fedkeel.tree import nbytes, walk
@@ -51,7 +53,7 @@ MUCH_MEMORY = 1_000_000_000
 def find_warnings(prepared: Prepared) -> list[str]:
     """Return the warnings about a run; about the data none where only the nodes see them."""
     federation = prepared.setup.federation
-    privacy = _no_privacy_accounting(prepared)
+    privacy = _privacy_warnings(prepared)
     if federation.how["kind"] == "nodes":
         return privacy
     data = federation.data
@@ -90,13 +92,17 @@ def _label_warnings(prepared: Prepared) -> tuple[str, ...]:
     )
 
 
-def _no_privacy_accounting(prepared: Prepared) -> list[str]:
-    """Return a warning for a method with noise that looks like a promise of privacy."""
+def _privacy_warnings(prepared: Prepared) -> list[str]:
+    """Return warnings about noise that looks like a promise of privacy, and about a budget."""
+    budget = prepared.budget
+    if budget is not None:
+        return weak_points(budget)
     return [
         f"{part.name}: no privacy is accounted for. No epsilon is computed for its noise "
-        f"(sigma = {part.sigma:g}), so do not rely on it to protect examples"
+        f"(sigma = {part.sigma:g}), so do not rely on it to protect "
+        f"{'examples' if isinstance(part, DPSGD) else 'clients'}: the table [privacy] sets a budget"
         for part in prepared.plan.parts
-        if isinstance(part, DPSGD)
+        if isinstance(part, DPSGD | ClientDP | AdaptiveClientDP)
     ]
 
 

@@ -46,6 +46,7 @@ def run(
     stop: config.Stop | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
+    privacy: config.Privacy | None = None,
     out: str | Path | None = None,
     resume: bool = True,
     progress: bool | None = None,
@@ -71,6 +72,7 @@ def run(
         stop: when the run ends before its last round; None never.
         engine: what runs the clients.
         cohort: participation in full, in place of the two above.
+        privacy: the budget of differential privacy, which noise is calibrated for.
         out: run folder; None keeps the run in memory.
         resume: whether an unfinished run in `out` is continued.
         progress: whether to show progress on standard error; None does so on a terminal.
@@ -103,6 +105,7 @@ def run(
         stop=stop,
         diagnose=diagnose,
         engine=engine,
+        privacy=privacy,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
@@ -131,6 +134,7 @@ def compare(
     stop: config.Stop | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
+    privacy: config.Privacy | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
@@ -158,6 +162,7 @@ def compare(
         stop: as in `run`; each run ends by itself.
         engine: as in `run`.
         cohort: as in `run`.
+        privacy: as in `run`; of unit ``client``, all clients have equal weights.
         out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
         progress: as in `run`.
         callbacks: as in `run`. All runs call the same ones, one run after the other in this
@@ -183,6 +188,7 @@ def compare(
         stop=stop,
         diagnose=diagnose,
         engine=engine,
+        privacy=privacy,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)

@@ -29,6 +29,7 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "stop": (config.Stop, "patience=10"),
     "diagnose": (config.Diagnose, "kinds=['drift'], every=5"),
     "engine": (config.Engine, "kind='sequential'"),
+    "privacy": (config.Privacy, "epsilon=8.0, delta=1e-5"),
 }
 """Arguments that are settings themselves, with their class and how it may be called."""
 
@@ -40,6 +41,8 @@ def run_settings(**values: object) -> config.Run:
     for name in ("evaluation", "stop", "diagnose", "engine"):
         values[name] = {} if values[name] is None else values[name]
     for name, (kind, example) in _TABLES.items():
+        if name == "privacy" and values[name] is None:
+            continue
         if not isinstance(values[name], (kind, Mapping)):
             raise ConfigError(
                 f"{name!r} is no fedkeel.{kind.__name__}.",

@@ -226,7 +226,9 @@ def with_one_weighting(settings: RunSettings) -> RunSettings:
 
     Methods that are compared then differ in nothing but the method.
     """
-    return settings.model_copy(update={"weights": settings.weights or "examples"})
+    is_private = settings.privacy is not None and settings.privacy.unit == "client"
+    default = "uniform" if is_private else "examples"
+    return settings.model_copy(update={"weights": settings.weights or default})
 
 
 def earlier_engine(

@@ -102,7 +102,7 @@ class NodeClients(KeepsClientStates):
         membership: Membership,
         descriptions: Mapping[int, NodeDescription] | None = None,
     ) -> None:
-        setup, capacity = prepared.setup, prepared.population.per_round
+        setup, capacity = prepared.setup, prepared.largest_cohort
         self._prepared, self._setup = prepared, setup
         self._settings = prepared.settings.flower
         self._connection, self._membership = connection, membership

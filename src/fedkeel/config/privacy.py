@@ -1,0 +1,44 @@
+"""The settings of differential privacy: the budget, whom it protects, and what is clipped."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedkeel.config.base import Settings
+
+
+class Privacy(Settings):
+    """The budget of differential privacy. A run whose planned rounds do not fit gets more noise.
+
+    The noise is calibrated for all planned rounds. A method that names its own noise, such as
+    ``dpclient(sigma=1.0)`` or ``dpsgd(sigma=1.0)``, keeps it: the run then ends before the first
+    round that would overrun the budget.
+
+    Args:
+        epsilon: the largest epsilon of the run, > 0.
+        delta: its delta, in (0, 1); it should be less than 1 over the number of clients, or of a
+            client's examples.
+        unit: whom the guarantee is for: a whole ``client`` with all its examples, or a single
+            ``example`` of a client.
+        clip: largest norm of a client's update, or of an example's gradient, over the whole model.
+        quantile: of unit ``client``: share of the updates that are to be no longer than the bound,
+            in (0, 1); the bound begins at `clip` and follows it. None keeps the bound.
+        accountant: which account of the library `dp-accounting` counts: ``pld``, the tighter one,
+            or ``rdp``; ``auto`` is ``pld`` where it knows the sampling, and ``rdp`` for cohorts or
+            batches of a fixed size.
+    """
+
+    epsilon: float = Field(gt=0.0)
+    delta: float = Field(gt=0.0, lt=1.0)
+    unit: Literal["client", "example"] = "client"
+    clip: float = Field(1.0, gt=0.0)
+    quantile: float | None = Field(None, gt=0.0, lt=1.0)
+    accountant: Literal["auto", "pld", "rdp"] = "auto"
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.quantile is not None and self.unit == "example":
+            raise ValueError("'quantile' is for unit 'client', and this is unit 'example'")
+        return self

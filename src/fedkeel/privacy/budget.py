@@ -1,0 +1,324 @@
+"""The budget of a run: its noise, and what has been spent after each round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedkeel.config import Cohort, Local, Privacy
+from fedkeel.data import batches
+from fedkeel.data.cohort import select
+from fedkeel.data.dataset import Ints
+from fedkeel.errors import ConfigError, counted
+from fedkeel.privacy.accountant import Account, Kind, Release, calibrated_sigma
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which releases a run makes, if it makes all its rounds.
+
+    Args:
+        privacy: the settings.
+        cohort: who takes part.
+        local: local training.
+        sizes: [C] examples of each client.
+        seed: seed of the run.
+        rounds: T.
+        is_stateful: whether clients keep anything from round to round.
+    """
+
+    privacy: Privacy
+    cohort: Cohort
+    local: Local
+    sizes: Ints
+    seed: int
+    rounds: int
+    is_stateful: bool
+
+    def cohort_of(self, round: int) -> Ints:
+        """Return the clients that are selected in a round, also those that drop out."""
+        selection = select(self.cohort, self.sizes, self.seed, round)
+        return np.union1d(selection.clients, selection.dropped)
+
+    def participations(self) -> Ints:
+        """Return [C] in how many of the rounds each client is selected."""
+        counts = np.zeros(len(self.sizes), dtype=np.int64)
+        for round in range(self.rounds):
+            counts[self.cohort_of(round)] += 1
+        return counts
+
+    @property
+    def of_clients(self) -> Release:
+        """What a round releases of the clients.
+
+        Draws of a fixed size are counted as such only where what a client sends depends on the
+        received model and its data alone: the account of such draws is not known to hold where it
+        also depends on which rounds the client was in before.
+        """
+        population, size = len(self.sizes), self.cohort.size(len(self.sizes))
+        sampling = self.cohort.sampling
+        if sampling == "examples":
+            raise ConfigError(
+                "cohort.sampling = 'examples' has no account of privacy.",
+                why="how often a client is drawn depends on the data of all others",
+                do="set cohort.sampling = 'poisson' or 'uniform'",
+            )
+        if size == population or sampling == "fixed":
+            return Release()
+        if sampling == "poisson":
+            return Release("poisson", size, population)
+        return Release() if self.is_stateful else Release("fixed_size", size, population)
+
+    def of_examples(self, n: int) -> Release:
+        """Return what a counted release of a client of `n` examples is, see `releases`."""
+        if self._draws_batches:
+            return Release("fixed_size", max(batches.batch_sizes(self.local, n)), n)
+        return Release()
+
+    @property
+    def _draws_batches(self) -> bool:
+        """Whether each batch is drawn anew, and not as a part of a pass."""
+        local = self.local
+        is_all = local.examples_per_step == "all"
+        return local.steps is not None and local.sampling == "random" and not is_all
+
+    def releases(self, n: int, participations: int) -> int:
+        """Return how many releases a client of `n` examples makes.
+
+        Where a pass takes each example once, in shuffled batches, the steps of a pass are one
+        release: an example is in one of them. No amplification by shuffling is counted.
+        """
+        steps = participations * batches.count_steps(self.local, n)
+        if self._draws_batches:
+            return steps
+        return -(-steps // batches.batches_per_pass(self.local, n))
+
+
+@dataclass
+class Spending:
+    """What has been spent so far.
+
+    Args:
+        budget: the budget.
+        rounds: rounds made.
+        trained: [C] in how many of them each client was selected.
+    """
+
+    budget: Budget
+    rounds: int = 0
+    trained: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        if not len(self.trained):
+            self.trained = np.zeros(len(self.budget.schedule.sizes), dtype=np.int64)
+
+    def add(self, clients: Iterable[int]) -> float:
+        """Count a round, and return the epsilon spent with it.
+
+        Args:
+            clients: all that were selected, whether or not they replied.
+        """
+        self.rounds += 1
+        self.trained[np.array(list(clients), dtype=np.int64)] += 1
+        return self.epsilon
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon spent so far."""
+        return self.budget.spent(self.rounds, self.trained)
+
+    def overrun(self) -> float | None:
+        """Return what the next round would bring epsilon to, None where that is in the budget."""
+        trained = self.trained.copy()
+        trained[self.budget.schedule.cohort_of(self.rounds)] += 1
+        epsilon = self.budget.spent(self.rounds + 1, trained)
+        return epsilon if epsilon > self.budget.epsilon else None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The budget of a run, and the account that is kept of it.
+
+    Args:
+        schedule: the releases that are planned.
+        sigma: the noise, in units of the bound.
+        is_calibrated: whether the noise was calibrated for all planned rounds; otherwise the
+            method names it.
+    """
+
+    schedule: Schedule
+    sigma: float
+    is_calibrated: bool
+    _accounts: dict[Release, Account] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def privacy(self) -> Privacy:
+        """The settings."""
+        return self.schedule.privacy
+
+    @property
+    def epsilon(self) -> float:
+        """The largest epsilon."""
+        return self.privacy.epsilon
+
+    @property
+    def kind(self) -> Kind:
+        """The library's account that counts most of it."""
+        schedule = self.schedule
+        if self.privacy.unit == "client":
+            return schedule.of_clients.kind(self.privacy.accountant)
+        worst = worst_releases(schedule, schedule.participations())
+        return worst[0][0].kind(self.privacy.accountant)
+
+    def account(self, release: Release) -> Account:
+        """Return the account of releases of a kind."""
+        kind, rounds = release.kind(self.privacy.accountant), self.schedule.rounds
+        account = Account(release, self.sigma, kind, rounds * (self.schedule.local.epochs or 1))
+        return self._accounts.setdefault(release, account)
+
+    def spent(self, rounds: int, trained: Ints) -> float:
+        """Return the epsilon of a run so far; of unit `example` the largest over the clients.
+
+        Args:
+            rounds: rounds made.
+            trained: [C] in how many of them each client was selected.
+        """
+        if self.privacy.unit == "client":
+            return self.account(self.schedule.of_clients).epsilon(rounds, self.privacy.delta)
+        worst = worst_releases(self.schedule, trained)
+        return max(
+            (self.account(release).epsilon(n, self.privacy.delta) for release, n in worst),
+            default=0.0,
+        )
+
+    def planned_rounds(self) -> int:
+        """Return how many of the planned rounds the budget allows."""
+        schedule, spending = self.schedule, Spending(self)
+        if schedule.privacy.unit == "client":
+            account = self.account(schedule.of_clients)
+            return account.largest_count(self.epsilon, self.privacy.delta, schedule.rounds)
+        if self.spent(schedule.rounds, schedule.participations()) <= self.epsilon:
+            return schedule.rounds
+        while spending.overrun() is None:
+            spending.add(schedule.cohort_of(spending.rounds).tolist())
+        return spending.rounds
+
+
+def make_budget(schedule: Schedule, sigma: float | None) -> Budget:
+    """Return the budget of a run, with the noise that keeps it.
+
+    Args:
+        schedule: the releases that are planned.
+        sigma: the noise that the method names, in units of the bound; None calibrates it.
+
+    Raises:
+        ConfigError: the budget does not allow a single round.
+    """
+    privacy = schedule.privacy
+    if sigma is None:
+        pairs = _planned(schedule)
+        limit = privacy.epsilon, privacy.delta
+        sigmas = [
+            calibrated_sigma(release, release.kind(privacy.accountant), count, *limit)
+            for release, count in pairs
+        ]
+        return Budget(schedule, max(sigmas), is_calibrated=True)
+    budget = Budget(schedule, sigma, is_calibrated=False)
+    if budget.planned_rounds() == 0:
+        trained = np.zeros(len(schedule.sizes), dtype=np.int64)
+        trained[schedule.cohort_of(0)] += 1
+        raise ConfigError(
+            "The privacy budget does not allow a single round.",
+            got=f"epsilon {budget.spent(1, trained):.4g} for one round with sigma = {sigma:g}",
+            expected=f"at most {privacy.epsilon:g}",
+            do="leave out sigma, which is then calibrated, or raise privacy.epsilon",
+        )
+    return budget
+
+
+def _planned(schedule: Schedule) -> Sequence[tuple[Release, int]]:
+    """Return the releases of all planned rounds, with their number, of those that spend most."""
+    if schedule.privacy.unit == "client":
+        return [(schedule.of_clients, schedule.rounds)]
+    worst = worst_releases(schedule, schedule.participations())
+    if not worst:
+        raise ConfigError("No client is selected in any round, so there is nothing to protect.")
+    return worst
+
+
+def worst_releases(schedule: Schedule, trained: Ints) -> list[tuple[Release, int]]:
+    """Return releases and their number for the clients that may have spent most.
+
+    Of two kinds of releases that are drawn alike, the one with fewer releases from a smaller share
+    of the examples spends less.
+
+    Args:
+        schedule: the releases that are planned.
+        trained: [C] in how many rounds each client was selected.
+    """
+    kinds = np.unique(np.stack([schedule.sizes, trained], axis=1), axis=0)
+    pairs = {
+        (schedule.of_examples(int(n)), schedule.releases(int(n), int(times)))
+        for n, times in kinds
+        if n and times
+    }
+
+    def rate(release: Release) -> float:
+        return release.sampled / release.population
+
+    ordered = sorted(pairs, key=lambda pair: (-pair[1], -rate(pair[0])))
+    worst: list[tuple[Release, int]] = []
+    for release, count in ordered:
+        alike = [other for other, _ in worst if other.sampling == release.sampling]
+        if all(rate(release) > rate(other) for other in alike):
+            worst.append((release, count))
+    return worst
+
+
+def described(budget: Budget) -> str:
+    """Return what is counted and assumed, in a sentence."""
+    schedule, privacy = budget.schedule, budget.privacy
+    if privacy.unit == "client":
+        release = schedule.of_clients
+        return f"a release for each round; {_drawn(release, 'client')}; {_neighbours(release)}"
+    worst = worst_releases(schedule, schedule.participations())[0][0]
+    what = "local step" if worst.sampling == "fixed_size" else "pass over a client's examples"
+    return f"a release for each {what}; {_drawn(worst, 'example')}; {_neighbours(worst)}"
+
+
+def _drawn(release: Release, unit: str) -> str:
+    if release.sampling == "all":
+        return f"no gain by sampling is counted, as if every {unit} were in each"
+    of = f"{release.sampled:g} of {counted(release.population, unit)}"
+    how = "each by itself" if release.sampling == "poisson" else "without replacement"
+    return f"drawn {how}, {of}"
+
+
+def _neighbours(release: Release) -> str:
+    return f"neighbouring data sets {release.neighbours} one"
+
+
+def weak_points(budget: Budget) -> list[str]:
+    """Return what a user should know about a budget before the run."""
+    schedule, privacy = budget.schedule, budget.privacy
+    units = len(schedule.sizes)
+    if privacy.unit == "example":
+        units = int(min((n for n in schedule.sizes if n), default=1))
+    warnings = []
+    if privacy.delta * units >= 1:
+        whose = "clients" if privacy.unit == "client" else "examples of the smallest client"
+        warnings.append(
+            f"privacy.delta = {privacy.delta:g} is no less than 1 over the {units} {whose}: such a "
+            "delta allows a mechanism that reveals one of them in full; set less than "
+            f"{1 / units:.2g}"
+        )
+    planned = budget.planned_rounds()
+    if planned < schedule.rounds:
+        warnings.append(
+            f"the privacy budget ends the run after round {planned} of {schedule.rounds}: "
+            f"sigma = {budget.sigma:g} is what the method names; leave it out to have the noise "
+            "calibrated for all rounds"
+        )
+    return warnings

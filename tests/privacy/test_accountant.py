@@ -1,0 +1,78 @@
+"""The account equals what dp-accounting and opacus gave, and the noise keeps the budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeel.errors import ConfigError
+from fedkeel.privacy.accountant import Account, Release, calibrated_sigma
+
+ORACLES = Path(__file__).parents[1] / "oracles"
+POISSON = np.load(ORACLES / "dp_epsilon.npz")
+FIXED = np.load(ORACLES / "dp_epsilon_wor_a.npz")
+
+
+def poisson(rate: float) -> Release:
+    return Release() if rate == 1.0 else Release("poisson", rate * 10**6, 10**6)
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_poisson_sampling(case: int) -> None:
+    """PLD with a coarse grid is an upper bound on that with the library's, and close to it."""
+    names = ("noise_multiplier", "sampling_rate", "steps", "delta")
+    sigma, rate, steps, delta = (POISSON[name][case].item() for name in names)
+    release = poisson(rate)
+    pld = Account(release, sigma, "pld", steps).epsilon(steps, delta)
+    assert pld == pytest.approx(POISSON["eps_pld_dp_accounting"][case], rel=1e-3)
+    assert pld >= POISSON["eps_pld_dp_accounting"][case] * (1 - 1e-9)
+    rdp = Account(release, sigma, "rdp").epsilon(steps, delta)
+    assert rdp == pytest.approx(POISSON["eps_rdp_dp_accounting"][case], rel=1e-9)
+    assert rdp == pytest.approx(POISSON["eps_rdp_opacus"][case], rel=1e-3)
+
+
+@pytest.mark.parametrize("case", [0, 3, 4])
+def test_draws_of_a_fixed_size_are_counted_at_twice_the_bound(case: int) -> None:
+    """One client replaced changes a sum by 2C, so the library is given half the noise."""
+    names = ("num_clients", "sampled", "noise_multiplier", "rounds", "delta")
+    clients, sampled, sigma, rounds, delta = (FIXED[name][case].item() for name in names)
+    account = Account(Release("fixed_size", sampled, clients), sigma, "rdp")
+    found = account.epsilon(rounds, delta)
+    assert found == pytest.approx(FIXED["eps_wor_half_noise_rdp"][case], rel=1e-9)
+    assert found > 2 * FIXED["eps_wor_replace_one_rdp"][case]
+
+
+@pytest.mark.parametrize(
+    ("release", "kind"),
+    [(Release(), "pld"), (Release("poisson", 10, 100), "pld"), (Release("poisson", 5, 50), "rdp")],
+)
+def test_the_noise_keeps_the_budget_and_no_more(release: Release, kind: str) -> None:
+    sigma = calibrated_sigma(release, kind, 60, 2.0, 1e-5)
+    spent = [Account(release, s, kind).epsilon(60, 1e-5) for s in (sigma, 0.995 * sigma)]
+    assert spent[0] <= 2.0 < spent[1]
+
+
+def test_epsilon_of_a_gaussian_mechanism_is_the_closed_form() -> None:
+    """Balle and Wang 2018, Theorem 8: delta of one release at epsilon 1."""
+    from scipy.stats import norm
+
+    epsilon = Account(Release(), 2.0, "pld").epsilon(1, 1e-5)
+    delta = norm.cdf(0.25 - 2 * epsilon) - np.exp(epsilon) * norm.cdf(-0.25 - 2 * epsilon)
+    assert delta == pytest.approx(1e-5, rel=1e-2)
+
+
+def test_epsilon_grows_by_the_same_numbers_in_whatever_order_it_is_asked_for() -> None:
+    one, other = (Account(Release("poisson", 10, 100), 1.5, "pld") for _ in range(2))
+    grown = [one.epsilon(n, 1e-5) for n in range(40)]
+    assert grown == sorted(grown)
+    assert grown[0] == 0.0
+    assert [other.epsilon(n, 1e-5) for n in (39, 17, 16, 3)] == [grown[n] for n in (39, 17, 16, 3)]
+    assert one.largest_count(grown[20], 1e-5, 100) == 20
+
+
+def test_the_tighter_account_knows_no_draws_of_a_fixed_size() -> None:
+    with pytest.raises(ConfigError, match="cannot count these releases"):
+        Release("fixed_size", 10, 100).kind("pld")
+    assert Release("fixed_size", 10, 100).kind("auto") == "rdp"

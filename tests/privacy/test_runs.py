@@ -1,0 +1,231 @@
+"""Runs with a privacy budget: what they spend, when they end, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.errors import CompositionError, ConfigError
+from fedkeel.privacy.accountant import Account, Release
+from fedkeel.records.rows import RoundRecord
+from fedkeel.report.page import write_report
+from fedkeel.report.runs import load_runs
+from fedkeel.runner.callbacks import Callback
+from fedkeel.runner.start import start
+from fedkeel.runner.warnings import find_warnings
+from toys import Net, of_sizes, prepared, same
+
+BUDGET = fk.Privacy(epsilon=4.0, delta=0.01)
+POISSON = fk.Cohort(clients=3, sampling="poisson")
+ALL = fk.Cohort(clients=6)
+LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4)
+
+
+def epsilons(rows: list[RoundRecord]) -> list[float]:
+    return [-1.0 if row.epsilon is None else row.epsilon for row in rows]
+
+
+def test_the_rows_have_what_is_spent_and_the_last_one_the_budget() -> None:
+    run = prepared(privacy=BUDGET, cohort=POISSON, rounds=5)
+    sigma = run.plan.reduction.sigma
+    result = start(run)
+    account = Account(Release("poisson", 3, 6), sigma, "pld", 5)
+    spent = epsilons(result.rows)
+    assert spent == [account.epsilon(n, 0.01) for n in range(6)]
+    assert spent[0] == 0.0
+    assert 0.99 * 4.0 < spent[5] <= 4.0
+    assert result.record.message == ""
+    assert result.record.privacy is not None
+    assert result.record.privacy.sigma == sigma
+    assert "3 of 6 clients" in result.record.privacy.says
+    assert [row.epsilon for row in start(prepared()).rows] == [None] * 4
+
+
+def test_cohorts_are_accounted_as_what_they_are() -> None:
+    half = {name: fk.Cohort(clients=3, sampling=name) for name in ("fixed", "poisson", "uniform")}
+    noisy, stateful = "dpclient(sigma=20.0)", "feddyn+dpclient(sigma=20.0)"
+    runs = {
+        "all": prepared(noisy, privacy=BUDGET, cohort=ALL),
+        **{name: prepared(noisy, privacy=BUDGET, cohort=cohort) for name, cohort in half.items()},
+        "with state": prepared(stateful, privacy=BUDGET, cohort=half["uniform"]),
+        "poisson, state": prepared(stateful, privacy=BUDGET, cohort=half["poisson"]),
+    }
+    kinds = {name: run.budget.schedule.of_clients for name, run in runs.items()}
+    assert kinds == {
+        "all": Release(),
+        "fixed": Release(),
+        "poisson": Release("poisson", 3, 6),
+        "uniform": Release("fixed_size", 3, 6),
+        "with state": Release(),
+        "poisson, state": Release("poisson", 3, 6),
+    }
+    with pytest.raises(ConfigError, match="'examples' has no account"):
+        prepared(privacy=BUDGET, cohort=fk.Cohort(clients=3, sampling="examples"))
+
+
+def test_a_method_with_its_own_noise_ends_before_the_budget_is_overrun() -> None:
+    run = prepared("dpclient(sigma=2.0)", privacy=BUDGET, cohort=ALL, rounds=9)
+    account = Account(Release(), 2.0, "pld", 9)
+    allowed = max(n for n in range(10) if account.epsilon(n, 0.01) <= 4.0)
+    assert 0 < allowed < 9
+    (warning,) = find_warnings(run)
+    assert f"ends the run after round {allowed} of 9" in warning
+    result = start(run)
+    assert len(result.rows) == 1 + allowed
+    assert result.record.status == "finished"
+    assert "beyond privacy.epsilon 4" in result.record.message
+    with pytest.raises(ConfigError, match="does not allow a single round"):
+        prepared("dpclient(sigma=0.2)", privacy=BUDGET, cohort=ALL)
+    with pytest.raises(ConfigError, match="does not allow a single round"):
+        prepared("dpclient", privacy=BUDGET, cohort=ALL)  # without noise
+
+
+class WithBuffers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+
+class Kill(Callback):
+    def on_round_end(self, row: RoundRecord, model: object) -> None:
+        if row.round == 2:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("method", "budget"),
+    [
+        ("dpclient(sigma=2.0)", BUDGET),
+        ("fedavg", BUDGET.model_copy(update={"quantile": 0.5})),
+        ("dpsgd(sigma=1.5)", BUDGET.model_copy(update={"unit": "example"})),
+    ],
+)
+def test_a_resumed_run_remembers_what_it_has_spent(
+    tmp_path: Path, method: str, budget: fk.Privacy
+) -> None:
+    run = prepared(method, privacy=budget, cohort=POISSON, rounds=4, local=LOCAL)
+    with pytest.raises(ZeroDivisionError):
+        start(run, tmp_path / "run", callbacks=[Kill()])
+    assert same(start(run, tmp_path / "run", resume=True), start(run))
+
+
+def test_an_early_end_spends_less() -> None:
+    run = prepared(privacy=BUDGET, cohort=ALL, rounds=9, stop=fk.Stop(target=0.01))
+    result = start(run)
+    assert len(result.rows) < 10
+    assert 0.0 < epsilons(result.rows)[-1] < 3.0
+
+
+def test_engines_agree_and_an_empty_round_has_noise() -> None:
+    """Of 8 rounds with one client expected some have none; the model moves in them by noise."""
+    cohort = fk.Cohort(clients=1, sampling="poisson")
+    runs = {
+        kind: start(
+            prepared(
+                "dpclient(sigma=2.0)",
+                privacy=BUDGET,
+                cohort=cohort,
+                rounds=8,
+                dtype="float64",
+                **more,
+            )
+        )
+        for kind, more in {
+            "sequential": {},
+            "workers": {"kind": "workers", "workers": 2},
+            "vectorized": {"kind": "vectorized", "device": "cpu"},
+        }.items()
+    }
+    assert same(runs["sequential"], runs["workers"])
+    pair = runs["sequential"].params, runs["vectorized"].params
+    assert max(float((pair[0][k] - pair[1][k]).abs().max()) for k in pair[0]) < 1e-12
+    rows = runs["sequential"].rows
+    assert any(not row.clients for row in rows[1:])
+    scores = [row.test.values["loss"] for row in rows if row.test is not None]
+    assert len(set(scores)) == len(scores)
+    assert max(len(row.clients) for row in rows) > 1  # more than are expected
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("scaffold", "further message"),
+        ("fednova", "further message"),
+        ("mime", "second message before training"),
+        ("quantise", "longer than the bound"),
+        ("fedgh", "PER_CLIENT_UPDATES"),
+        ("median", "slot 'reduction'"),
+        ("local", "no privacy budget"),
+    ],
+)
+def test_a_method_that_lets_more_out_than_a_sum_is_refused(method: str, reason: str) -> None:
+    with pytest.raises((CompositionError, ConfigError)) as caught:
+        prepared(method, privacy=BUDGET)  # before any noise is calibrated
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["fedper", "ditto", "feddyn", "fedadam+fedprox", "moon+gcfed"])
+def test_what_stays_at_the_client_is_legal(method: str) -> None:
+    method += "+dpclient(sigma=2.0)"
+    result = start(prepared(method, privacy=BUDGET, rounds=1, cohort=POISSON))
+    assert epsilons(result.rows)[-1] <= 4.0
+
+
+def test_other_weights_and_averaged_buffers_are_refused() -> None:
+    with pytest.raises(CompositionError, match="needs equal weights"):
+        prepared(privacy=BUDGET, weights="examples")
+    with pytest.raises(CompositionError, match="averaged buffers"):
+        prepared("dpclient(sigma=9.0)", WithBuffers, privacy=BUDGET, buffers="average")
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("mime", "sends a gradient without noise"),
+        ("fedlc", "examples of each class"),
+        ("fedper", "neither clipped nor noisy"),
+        ("fedcurv", "beside their clipped gradients"),
+        ("dpsgd(sigma=1.0, clipped='batch')", "not of an example"),
+        ("dpclient(sigma=1.0)", "says otherwise"),
+    ],
+)
+def test_a_method_that_uses_examples_beside_their_gradients_is_refused(
+    method: str, reason: str
+) -> None:
+    with pytest.raises((CompositionError, ConfigError)) as caught:
+        prepared(method, privacy=fk.Privacy(epsilon=4.0, delta=0.01, unit="example"))
+    assert reason in str(caught.value)
+
+
+def test_examples_are_accounted_for_each_client() -> None:
+    """Passes in shuffled batches count once; drawn batches count by step, from their share."""
+    budget = fk.Privacy(epsilon=8.0, delta=0.01, unit="example")
+    clients = of_sizes(8, 20)
+    run = prepared("scaffold", clients=clients, privacy=budget, per_round=2, local=LOCAL)
+    sigma = run.plan.gradient_rule.sigma
+    passes = Account(Release(), sigma, "pld", 6)  # 3 rounds of 2 epochs, whatever the size
+    assert epsilons(start(run).rows) == [passes.epsilon(2 * n, 0.01) for n in range(4)]
+
+    drawn = fk.Local(lr=0.05, steps=2, batch_size=4, sampling="random")
+    noisy = "dpsgd(sigma=9.0)"
+    run = prepared(noisy, clients=clients, privacy=budget, per_round=1, local=drawn, rounds=3)
+    accounts = {k: Account(Release("fixed_size", 4, n), 9.0, "rdp") for k, n in ((0, 8), (1, 20))}
+    counts = {0: 0, 1: 0}
+    for row in start(run).rows[1:]:
+        counts[row.clients[0]] += 1
+        each = [account.epsilon(2 * counts[k], 0.01) for k, account in accounts.items()]
+        assert row.epsilon == pytest.approx(max(each), rel=1e-12)
+    assert run.budget.kind == "rdp"
+
+
+def test_the_page_the_table_and_the_record_show_it(tmp_path: Path) -> None:
+    start(prepared(privacy=BUDGET, cohort=ALL), tmp_path / "run")
+    (method,) = load_runs([tmp_path / "run"])
+    assert 3.9 < method.summary.stat("epsilon").mean <= 4.0
+    page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
+    assert "Epsilon spent" in page
+    assert "of 4; client level, delta 0.01" in page
+    assert method.record.privacy.text == "epsilon 4, delta 0.01, client level"
