@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chi2
 
 from fedkeel.config import Cohort
-from fedkeel.data.cohort import select
+from fedkeel.data.cohort import new_clients, select
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.rng import generator
 
@@ -131,3 +131,23 @@ def test_clients_without_examples_are_not_drawn_by_examples():
 def test_more_clients_than_there_are_is_refused():
     with pytest.raises(ConfigError, match=r"1\.\.20"):
         select(Cohort(clients=21), ONES, 0, 0)
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "examples", "fixed", "poisson"])
+def test_new_clients_are_never_selected(sampling):
+    settings = Cohort(clients=5, sampling=sampling, new_clients=6)
+    new = set(new_clients(settings, 20, seed=3).tolist())
+    assert len(new) == 6
+    seen = {int(k) for r in range(200) for k in select(settings, ONES, 3, r).clients}
+    assert seen.isdisjoint(new)
+    assert sampling == "fixed" or seen | new == set(range(20))
+    assert set(new_clients(settings, 20, seed=4).tolist()) != new
+
+
+def test_all_are_all_but_new_clients():
+    settings = Cohort(new_clients=2)
+    chosen = select(settings, np.ones(9, dtype=np.int64), seed=0, round=0).clients
+    assert chosen.tolist() == [0, 1, 2, 3, 6, 7, 8]  # new are 4 and 5
+    assert Cohort(participation=0.5, new_clients=12).size(20) == 4
+    with pytest.raises(ConfigError, match="leaves nobody"):
+        Cohort(new_clients=20).size(20)

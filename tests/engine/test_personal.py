@@ -161,3 +161,15 @@ def test_a_phase_moves_its_own_parameters_alone(local: fk.Local, kind: str) -> N
         assert not torch.equal(both_run.params[name], value)
     moved = columns(head_run)["loss"] != columns(base_run)["loss"]
     assert moved.any()
+
+
+def test_new_clients_are_evaluated_and_never_trained() -> None:
+    """What they get is the global model, fine-tuned where the method does so."""
+    cohort = fk.Cohort(clients=2, new_clients=3)
+    results = {m: start(ready(m, cohort=cohort)) for m in ("fedper", "finetune")}
+    for result in results.values():
+        new = result.record.new_clients
+        assert len(new) == 3
+        assert set(new) <= set(never(result))
+    row = results["finetune"].rows[-1]
+    assert [row.per_client["loss"][k] for k in new] != [row.personal["loss"][k] for k in new]

@@ -87,12 +87,15 @@ class Cohort(Settings):
             the same clients in every round; or ``poisson``: each client by itself with probability
             K / C, so that K is the expected number and a round may have none.
         dropout: probability that a selected client does not report, in [0, 1).
+        new_clients: number of clients that no round selects, drawn once: their scores show what a
+            client gets that joins later. All else here counts the other clients alone.
     """
 
     participation: float | None = Field(None, gt=0.0, le=1.0)
     clients: int | None = Field(None, ge=1)
     sampling: Literal["uniform", "examples", "fixed", "poisson"] = "uniform"
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    new_clients: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -108,6 +111,13 @@ class Cohort(Settings):
         Raises:
             ConfigError: nobody, or more clients than there are.
         """
+        if self.new_clients and self.new_clients >= population:
+            raise ConfigError(
+                "cohort.new_clients leaves nobody to train.",
+                got=f"{self.new_clients} of {population} clients",
+                expected=f"at most {population - 1}",
+            )
+        population -= self.new_clients
         if self.clients is not None:
             if self.clients > population:
                 raise ConfigError(

@@ -52,8 +52,9 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
     >>> select(Cohort(clients=2), np.array([5, 5, 5, 5]), seed=0, round=3).clients
     array([1, 2])
     """
-    population = len(sizes)
-    count = settings.size(population)
+    count = settings.size(len(sizes))
+    present = np.setdiff1d(np.arange(len(sizes)), new_clients(settings, len(sizes), seed))
+    sizes, population = sizes[present], len(present)
     random = generator(seed, "cohort", 0 if settings.sampling == "fixed" else round)
     if settings.sampling == "poisson":
         chosen = np.flatnonzero(random.random(population) < count / population)
@@ -63,11 +64,26 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
         chosen = random.choice(population, count, replace=False, p=_shares(sizes, count))
     else:
         chosen = random.choice(population, count, replace=False, shuffle=False)
-    chosen = np.sort(chosen).astype(np.int64, copy=False)
+    chosen = present[np.sort(chosen)].astype(np.int64, copy=False)
     drops = np.zeros(len(chosen), dtype=np.bool_)
     if settings.dropout > 0:
         drops = generator(seed, "dropout", round).random(len(chosen)) < settings.dropout
     return Selection(chosen[~drops], chosen[drops])
+
+
+def new_clients(settings: Cohort, population: int, seed: int) -> Ints:
+    """Return the clients that no round selects, ascending.
+
+    They are drawn without replacement from the stream (seed, "new clients").
+
+    >>> new_clients(Cohort(new_clients=2), population=9, seed=0)
+    array([4, 5])
+    """
+    if not settings.new_clients:
+        return np.zeros(0, dtype=np.int64)
+    random = generator(seed, "new clients")
+    drawn = random.choice(population, settings.new_clients, replace=False, shuffle=False)
+    return np.sort(drawn).astype(np.int64, copy=False)
 
 
 def largest_cohort(settings: Cohort, sizes: Ints, seed: int, rounds: int) -> int:

@@ -57,7 +57,8 @@ class Schedule:
         received model and its data alone: the account of such draws is not known to hold where it
         also depends on which rounds the client was in before.
         """
-        population, size = len(self.sizes), self.cohort.size(len(self.sizes))
+        population = len(self.sizes) - self.cohort.new_clients
+        size = self.cohort.size(len(self.sizes))
         sampling = self.cohort.sampling
         if sampling == "examples":
             raise ConfigError(

@@ -313,6 +313,7 @@ class RunRecord:
             versions it is the classification of labels.
         judges: the model whose scores a round's ``test`` has: the ``global`` one, on the test set;
             or the clients' ``personal`` ones, on their own examples, all clients together.
+        new_clients: clients that no round selects, ascending.
         engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and
             ``precision`` that ran, and the kind that was ``asked`` for; ``reasons`` why a faster
             one could not be used.
@@ -350,6 +351,7 @@ class RunRecord:
     estimate: Estimate
     task: TaskRecord = field(default_factory=TaskRecord)
     judges: Literal["global", "personal"] = "global"
+    new_clients: list[Count] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     privacy: PrivacyRecord | None = field(default=None, metadata=_OPTIONAL)
     best_model: BestModel | None = None

@@ -30,7 +30,8 @@ NOTE = (
     "Clients: each counts the same, all seeds together, on its own examples after the last round. "
     "Worst tenth: their mean. Fairness: Jain's index, 1 where all clients are equal. Gain: share "
     "of the clients whose score is better than with the global model of the same run, or than "
-    "with the model that the client trains alone (local)."
+    "with the model that the client trains alone (local). New: the mean of the clients that no "
+    "round has selected."
 )
 """What a reader of the table has to know."""
 
@@ -58,7 +59,8 @@ class ClientRow:
         score, of = self.scores.score, self.spread
         gains = [_share(self.over_global), _share(self.over_local)]
         numbers = [format_score(v, score, 1) for v in (of.mean, of.std, of.worst_tenth)]
-        return [self.scores.model, *numbers, format_number(of.jain), *gains]
+        new = format_score(self.scores.of_new_clients, score, 1)
+        return [self.scores.model, *numbers, format_number(of.jain), *gains, new]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; shares are in [0, 1]."""
@@ -72,6 +74,7 @@ class ClientRow:
             "worst_tenth": of.worst_tenth,
             "best_tenth": of.best_tenth,
             "jain": of.jain,
+            "new_clients": self.scores.of_new_clients,
         }
         for name, gain in (("over_global", self.over_global), ("over_local", self.over_local)):
             values[f"gain_{name}"] = gain and gain.mean
@@ -112,6 +115,7 @@ def headings(rows: Sequence[ClientRow]) -> list[str]:
         "fairness",
         "gain over\nglobal, %",
         "gain over\nlocal, %",
+        "new" + unit,
     ]
 
 

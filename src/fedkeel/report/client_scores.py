@@ -34,11 +34,13 @@ class RunClientScores:
         round: rounds completed.
         seed: of the run.
         by_client: score of each client that has one, by its index.
+        new_clients: clients that no round selected.
     """
 
     round: int
     seed: int
     by_client: Mapping[int, float]
+    new_clients: frozenset[int] = frozenset()
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -86,6 +88,14 @@ class ClientScores:
             raise ValueError("no client has a score")
         return distribution
 
+    @property
+    def of_new_clients(self) -> float | None:
+        """The mean score of the clients that no round selected; None where there are none."""
+        values = [
+            run.by_client[k] for run in self.runs for k in run.by_client.keys() & run.new_clients
+        ]
+        return statistics.fmean(values) if values else None
+
     def gain_over(self, reference: ClientScores) -> Gain | None:
         """Return what clients gain against other models, seed by seed and client by client."""
         others = {run.seed: run.by_client for run in reference.runs}
@@ -118,7 +128,8 @@ def run_client_scores(
         is_own = model == "personal" and run.record.method != LOCAL
         known = client_values(row.personal if is_own else row.per_client, score)
         if known:
-            return RunClientScores(row.round, run.record.seed, known)
+            new = frozenset(run.record.new_clients)
+            return RunClientScores(row.round, run.record.seed, known, new)
     return None
 
 

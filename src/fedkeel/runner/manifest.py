@@ -12,6 +12,7 @@ import torch
 from fedkeel import config
 from fedkeel.cost.engine_rule import choose_engine
 from fedkeel.cost.memory import estimate_run
+from fedkeel.data.cohort import new_clients
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.affinity import core_count
@@ -82,6 +83,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             score=setup.metrics.score_name,
         ),
         judges="personal" if prepared.judges_personal_models else "global",
+        new_clients=new_clients(settings.cohort, len(prepared.clients), settings.seed).tolist(),
         data=_data_record(setup),
         partition=PartitionRecord.of(
             {
@@ -175,6 +177,8 @@ def _participation_text(prepared: Prepared) -> str:
         text += " expected, each drawn by itself"
     elif cohort.sampling != "uniform":
         text += f", sampled by {cohort.sampling}"
+    if cohort.new_clients:
+        text += f", {cohort.new_clients} of them in none"
     if cohort.dropout:
         text += f", each drops out with probability {cohort.dropout:g}"
     return text
