@@ -1,0 +1,1 @@
+"""Diagnostics: what happens in a run, measured by observers that change none of its numbers."""
