@@ -15,6 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 
 
 if TYPE_CHECKING:
     from fedkeel.config import Cohort as Cohort
+    from fedkeel.config import Diagnose as Diagnose
     from fedkeel.config import Engine as Engine
     from fedkeel.config import Evaluation as Evaluation
     from fedkeel.config import Local as Local
@@ -40,7 +41,15 @@ if TYPE_CHECKING:
     from fedkeel.task.task import Task as Task
 
 _HOMES = {
-    "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
+    "fedkeel.config": (
+        "Cohort",
+        "Diagnose",
+        "Engine",
+        "Evaluation",
+        "Local",
+        "Schedule",
+        "Stop",
+    ),
     "fedkeel.data.dataset": ("Dataset",),
     "fedkeel.data.federation": ("Federation", "federation"),
     "fedkeel.data.partition.from_arrays": (

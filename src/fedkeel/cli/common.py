@@ -26,6 +26,12 @@ SET = typer.Option(
     metavar="KEY=VALUE",
     help="Change a setting, e.g. local.lr=0.1; KEY=unset takes away what the file sets.",
 )
+DIAGNOSE = typer.Option(
+    None,
+    "--diagnose",
+    metavar="KINDS",
+    help="What to measure beside the scores, e.g. forgetting,cka; see diagnose.kinds.",
+)
 JSON = typer.Option(False, "--json", help="Print one JSON document on standard output.")
 QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")
 

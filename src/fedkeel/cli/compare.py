@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from fedkeel.cli.common import (
+    DIAGNOSE,
     EXPERIMENT,
     JSON,
     PRESET,
@@ -31,6 +32,7 @@ def compare(
     ),
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
     out: Path = typer.Option(None, "--out", help="Folder of the comparison; runs/NAME by default."),
+    diagnose: str = DIAGNOSE,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -51,7 +53,7 @@ def compare(
     from fedkeel.runner.progress import progress_display
     from fedkeel.study.compare import compare as compare_methods
 
-    experiment = read_experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings, diagnose)
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )

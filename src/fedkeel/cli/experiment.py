@@ -11,7 +11,10 @@ from fedkeel.errors import ConfigError, did_you_mean
 
 
 def read_experiment(
-    path: Path | None, preset: str | None, overrides: list[str] | None
+    path: Path | None,
+    preset: str | None,
+    overrides: list[str] | None,
+    diagnose: str | None = None,
 ) -> Experiment:
     """Read the experiment that a command was given.
 
@@ -19,6 +22,7 @@ def read_experiment(
         path: experiment file or run folder.
         preset: name of an experiment that comes with fedkeel, in place of a path.
         overrides: settings that are changed, as ``KEY=VALUE``.
+        diagnose: kinds of diagnostics, in place of those in the file.
 
     Raises:
         ConfigError: none was given, or two, or it cannot be read.
@@ -38,4 +42,5 @@ def read_experiment(
             do = did_you_mean(str(preset), known)
             raise ConfigError(f"There is no preset {preset!r}.", do=do)
         path = Path(str(folder.joinpath(f"{preset}.toml")))
-    return load(path / "config.toml" if os.path.isdir(path) else path, overrides or ())
+    changed = [*(overrides or ()), *([f"diagnose.kinds={diagnose}"] if diagnose else [])]
+    return load(path / "config.toml" if os.path.isdir(path) else path, changed)

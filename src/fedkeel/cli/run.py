@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from fedkeel.cli.common import (
+    DIAGNOSE,
     EXPERIMENT,
     JSON,
     PRESET,
@@ -26,6 +27,7 @@ def run(
     settings: list[str] = SET,
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
     resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
+    diagnose: str = DIAGNOSE,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -45,7 +47,7 @@ def run(
     from fedkeel.runner.start import start
     from fedkeel.study.compare import Comparison
 
-    experiment = read_experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings, diagnose)
     if out is None:
         out = path if path is not None and os.path.isdir(path) else Path("runs") / experiment.name
     console = stderr()

@@ -7,6 +7,7 @@ that file again repeats the run.
 
 from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
+from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.early_stopping import Stop
 from fedkeel.config.error_messages import meant, paths
 from fedkeel.config.flower import Flower
@@ -36,6 +37,7 @@ __all__ = [
     "Cohort",
     "Compare",
     "Data",
+    "Diagnose",
     "Engine",
     "Evaluation",
     "Experiment",

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
+from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.early_stopping import Stop
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local
@@ -234,6 +235,7 @@ class Run(Settings):
         cohort: participation.
         evaluation: when the global model is evaluated.
         stop: when the run ends before its last round.
+        diagnose: what is measured beside the scores.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
     """
@@ -247,6 +249,7 @@ class Run(Settings):
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()
     stop: Stop = Stop()
+    diagnose: Diagnose = Diagnose()
     engine: Engine = Engine()
     flower: Flower = Flower()
 

@@ -1,13 +1,12 @@
-"""Forgetting: how much worse local models do on examples of others, and the global model by class.
-
-The functions here take losses and accuracies that were measured; `fedkeel.diagnose.models` measures
-them.
-"""
+"""Forgetting: how much worse local models do on others' examples, and the global model by class."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from fedkeel.diagnose.measured import Measured, mean
+from fedkeel.diagnose.models import class_accuracies
+from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.method.context import Floats
 
 
@@ -44,3 +43,65 @@ def class_forgetting(accuracies: Floats) -> Floats:
         return np.full(accuracies.shape[1:], np.nan)
     below: Floats = accuracies[:-1].max(axis=0) - accuracies[-1]
     return below
+
+
+def measure_forgetting(round: ObservedRound) -> Measured:
+    """Return the loss increase of FedReg, and where there are labels the lost accuracy of FedNTD.
+
+    FedReg's needs a round before; FedNTD's compares with the diagnosed rounds before.
+    """
+    measured = _fedreg(round)
+    if round.setup.training.network.scores_classes and round.setup.test.has_labels:
+        measured |= _fedntd(round)
+    return measured
+
+
+def _fedreg(round: ObservedRound) -> Measured:
+    previous = next((row.clients for row in reversed(round.rows) if row.clients), [])
+    if not previous:
+        return Measured()
+    losses = np.array([[scores["loss"] for scores in round.scores_on(i)] for i in previous])
+    before, after = losses[:, 0], losses[:, 1:]
+    increase = loss_increase(before, after)
+    numbers = {
+        "loss_before": mean(before),
+        "loss_after": mean(after),
+        "increase": mean(increase),
+    }
+    return Measured(
+        numbers, {"increase.client": dict(zip(map(str, previous), increase.tolist(), strict=True))}
+    )
+
+
+def _fedntd(round: ObservedRound) -> Measured:
+    now = class_accuracies(round.setup, round.after, round.setup.test)
+    labels, axis = [str(label) for label in range(len(now))], "accuracy.class"
+    earlier = [row.breakdowns.get(f"forgetting.{axis}", {}) for row in round.rows]
+    history = [[known[label] for label in labels] for known in earlier if known]
+    lost = class_forgetting(np.array([*history, now]))
+    return Measured(
+        {"by_class": mean(lost)},
+        {
+            axis: dict(zip(labels, now.tolist(), strict=True)),
+            "lost_accuracy.class": dict(zip(labels, lost.tolist(), strict=True)),
+        },
+    )
+
+
+def measure_global_forgetting(round: ObservedRound) -> Measured:
+    r"""Return the mean loss on all clients' examples before and after local training.
+
+    .. math::
+        L^{t-1} = L(\theta^{t-1}; D), \qquad
+        L^t = \frac{1}{C}\sum_k \frac{1}{K}\sum_i L(\theta_i^t; D_k)
+
+    Source: FedGC (the paper of `fedgc`), Appendix A.10, Eq. (34) and (35), where all clients take
+    part: C = K, and all receive the same model. D are the examples of all clients together.
+    """
+    setup = round.setup
+    clients = [k for k in range(len(setup.federation)) if setup.federation.sizes[k]]
+    losses = np.array([[scores["loss"] for scores in round.scores_on(k)] for k in clients])
+    sizes = setup.federation.sizes[clients]
+    before = float((losses[:, 0] * sizes).sum() / sizes.sum())
+    after = mean(losses[:, 1:].mean(axis=1))
+    return Measured({"loss_before": before, "loss_after": after, "increase": after - before})

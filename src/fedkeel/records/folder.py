@@ -467,7 +467,8 @@ class RunFolder:
 def deciding(config: str) -> dict[str, Any]:
     """Return the settings of a file that decide numbers, by dotted key.
 
-    Those that do not are the name, how and where it is run, and what a comparison or a search is.
+    Those that do not are the name, how and where it is run, what is diagnosed, and what a
+    comparison or a search is.
     """
     out: dict[str, Any] = {}
 
@@ -480,5 +481,5 @@ def deciding(config: str) -> dict[str, Any]:
 
     add(tomllib.loads(config), "")
     exact = ("engine.dtype", "engine.precision")
-    apart = ("name", "engine.", "flower.", "compare.", "tune.")
+    apart = ("name", "engine.", "flower.", "diagnose.", "compare.", "tune.")
     return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}

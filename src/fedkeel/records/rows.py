@@ -87,7 +87,10 @@ class RoundRecord:
             others.
         personal: the same as `per_client`, each client measured with its personal model; None
             where the method has none.
-        diagnostics: numbers by ``part.name``, such as ``fedgc.sgc.infeasible``.
+        diagnostics: numbers by ``part.name``, such as ``fedgc.sgc.infeasible``, and those of
+            ``[diagnose]`` by ``kind.name``, such as ``conflict.share``.
+        breakdowns: what ``[diagnose]`` measures by layer, class, client or position, by
+            ``kind.name.axis``, such as ``conflict.share.layer``: a number for each label.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
 
@@ -108,6 +111,7 @@ class RoundRecord:
     per_client: dict[str, list[float | None]] | None = None
     personal: dict[str, list[float | None]] | None = None
     diagnostics: dict[str, Number] = field(default_factory=dict)
+    breakdowns: dict[str, dict[str, Number]] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod

@@ -12,6 +12,8 @@ import numpy as np
 from fedkeel.clock import Clock, shares
 from fedkeel.data import batches
 from fedkeel.data.cohort import Selection, select
+from fedkeel.diagnose.measured import Measured
+from fedkeel.diagnose.observer import Observer
 from fedkeel.engine.base import Engine, TrainedCohort
 from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared, learning_rate
@@ -77,6 +79,7 @@ class Run:
         self._models: ClientModels | None = None  # where each client has its own
         has_one_model = not self._setup.training.shares_nothing
         best = [self._best] if has_one_model else []
+        self._observer = Observer(prepared, record.engine.device)
         self._callbacks = CallbackList([early_stopping, *best, *callbacks])
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
@@ -179,10 +182,11 @@ class Run:
         self._server = result.server
         if trained.remote is not None and trained.remote.lost and plan.client_sum_parts:
             self._server = reset_client_sums(plan, result.server, self._prepared.population)
+        measured = self._observer.observe(engine, message, trained, result, self._rows, clock.lap)
         engine.commit(trained, result.clients)
         self._table.put(result)
         clock.lap("server")
-        self._record_round(engine, cohort, message, trained, result)
+        self._record_round(engine, cohort, message, trained, result, measured)
         if self._checkpoints is not None:
             self._checkpoints.save(self._server, self._settings.engine.checkpoint_seconds)
 
@@ -215,10 +219,11 @@ class Run:
         message: Message,
         trained: TrainedCohort,
         result: RoundResult,
+        measured: Measured,
     ) -> None:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
-        row = round_record(cohort, message, trained, result, bytes_up)
+        row = round_record(cohort, message, trained, result, bytes_up, measured)
         self._clock.lap("records")
         row = self._evaluate(engine, row)
         self._clock.lap("evaluation")

@@ -27,6 +27,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
 from fedkeel.data.values import rows_of, shape_of, shape_text
+from fedkeel.diagnose.kinds import check_kinds
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples
 from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
@@ -166,6 +167,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     )
     _check_evaluation_of_one(setup)
     _check_evaluation_memory(setup)
+    check_kinds(settings, setup)
     check_server(plan, training.shared_params, population, settings.engine)
     server = server_start(training, population)
     lr = learning_rate(settings, training, 0)
@@ -452,6 +454,7 @@ _DESCRIBED_OTHERWISE = (
     "name",
     "method",
     "compare",
+    "diagnose",
     "tune",
     "data",
     "partition",

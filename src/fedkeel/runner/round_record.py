@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedkeel.data.cohort import Selection
+from fedkeel.diagnose.measured import Measured
 from fedkeel.engine.base import RemoteReport, TrainedCohort
 from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
@@ -20,6 +21,7 @@ def round_record(
     trained: TrainedCohort,
     result: RoundResult,
     bytes_up: Mapping[str, int] | None,
+    measured: Measured,
 ) -> RoundRecord:
     """Return the record of a round, without scores and seconds.
 
@@ -29,6 +31,7 @@ def round_record(
         trained: what they replied.
         result: the server after the round.
         bytes_up: estimated bytes of a reply, by part; None where nothing is sent either way.
+        measured: what was diagnosed.
     """
     replied = trained.replies.clients
     is_used = ~np.isin(replied, result.excluded)
@@ -52,7 +55,8 @@ def round_record(
         train_loss=float(losses.mean()) if len(losses) else None,
         bytes_down=traffic.down,
         bytes_up=traffic.up,
-        diagnostics={**diagnostics, **result.diagnostics},
+        diagnostics={**diagnostics, **result.diagnostics, **measured.numbers},
+        breakdowns=measured.breakdowns,
         faults=traffic.faults,
     )
 

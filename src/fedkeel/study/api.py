@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from fedkeel import config
 from fedkeel.data.augment import Transform
 from fedkeel.data.federation import Federation
-from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.method.grammar import split_expressions
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay, progress_display, run_name
+from fedkeel.runner.progress import run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study.arguments import (
+    Diagnosed,
     Test,
     check_callbacks,
     checked_folder,
@@ -29,6 +26,7 @@ from fedkeel.study.arguments import (
 )
 from fedkeel.study.compare import Comparison
 from fedkeel.study.compare import compare as _compare
+from fedkeel.study.watching import display_of, interruptible
 from fedkeel.task.task import Task
 
 
@@ -53,6 +51,7 @@ def run(
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
     augment: Transform | None = None,
+    diagnose: Diagnosed = None,
 ) -> Result:
     """Train one method on clients' data.
 
@@ -79,6 +78,7 @@ def run(
         augment: a random change of each batch in training, (x [B, ...], y [B, ...], random) -> (x,
             y) of the same form. It draws from `random`, a `numpy.random.Generator`, or from torch,
             and the same numbers come again in every engine and after a restart.
+        diagnose: what is measured beside the scores, see `Diagnose`: e.g. ``"forgetting, cka"``.
 
     Of several threads that call this or `compare`, one at a time goes on, and the others wait: a
     module draws random numbers from torch's generator, which the process has once.
@@ -101,15 +101,16 @@ def run(
         cohort=cohort_settings(cohort, participation, clients_per_round),
         evaluation=evaluation,
         stop=stop,
+        diagnose=diagnose,
         engine=engine,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
-    with _display(progress) as display, one_at_a_time(display.waiting):
+    with display_of(progress) as display, one_at_a_time(display.waiting):
         display.prepare()
         prepared = prepare(settings, ingredients)
         following = [*callbacks, display.follow(run_name(settings))]
-        with _interruptible(display):
+        with interruptible(display):
             return start(prepared, folder, resume, following)
 
 
@@ -134,6 +135,7 @@ def compare(
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
     augment: Transform | None = None,
+    diagnose: Diagnosed = None,
 ) -> Comparison:
     """Train several methods with several seeds, everything else the same.
 
@@ -162,6 +164,7 @@ def compare(
             process; `on_run_begin` says which run begins. What a callback raises ends the
             comparison.
         augment: as in `run`.
+        diagnose: as in `run`; a baseline has none.
 
     Raises:
         FedkeelError: as in `run`, before anything has run.
@@ -178,31 +181,16 @@ def compare(
         cohort=cohort_settings(cohort, participation, clients_per_round),
         evaluation=evaluation,
         stop=stop,
+        diagnose=diagnose,
         engine=engine,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
     with (
-        _display(progress) as display,
-        _interruptible(display),
+        display_of(progress) as display,
+        interruptible(display),
         one_at_a_time(display.waiting),
     ):
         return _compare(
             settings, ingredients, wanted.methods, wanted.seeds, folder, display, callbacks
         )
-
-
-def _display(progress: bool | None) -> ProgressDisplay:
-    """Return what shows the progress of a call; with None it is shown on a terminal alone."""
-    console = Console(stderr=True)
-    quiet = not (console.is_terminal if progress is None else progress)
-    return progress_display(console, quiet)
-
-
-@contextmanager
-def _interruptible(display: ProgressDisplay) -> Iterator[None]:
-    """Let a first interrupt end the call after the round at hand, and raise it then."""
-    with interrupts(display.stopping) as stop:
-        yield
-    if stop.is_set():
-        raise KeyboardInterrupt

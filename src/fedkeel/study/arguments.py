@@ -19,11 +19,15 @@ Test = Examples | None
 """A test set: inputs [N, ...] and labels [N], a `Dataset`, or what else `fedkeel.dataset` takes;
 None for the test examples that the clients have, see `fedkeel.from_clients`."""
 
+Diagnosed = config.Diagnose | str | Sequence[str] | None
+"""What is diagnosed: kinds, in a text with commas between them or in a list, or all settings."""
+
 _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "local": (config.Local, "lr=0.1, epochs=1"),
     "cohort": (config.Cohort, "participation=0.1"),
     "evaluation": (config.Evaluation, "every=10"),
     "stop": (config.Stop, "patience=10"),
+    "diagnose": (config.Diagnose, "kinds=['drift'], every=5"),
     "engine": (config.Engine, "kind='sequential'"),
 }
 """Arguments that are settings themselves, with their class and how it may be called."""
@@ -31,7 +35,9 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
 
 def run_settings(**values: object) -> config.Run:
     """Return the settings of a run, or refuse an argument that is no settings (ConfigError)."""
-    for name in ("evaluation", "stop", "engine"):
+    if isinstance(values["diagnose"], str | list | tuple):
+        values["diagnose"] = {"kinds": values["diagnose"]}
+    for name in ("evaluation", "stop", "diagnose", "engine"):
         values[name] = {} if values[name] is None else values[name]
     for name, (kind, example) in _TABLES.items():
         if not isinstance(values[name], (kind, Mapping)):

@@ -1,0 +1,72 @@
+"""What can be diagnosed, what each kind needs, and why a run may not have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedkeel import config
+from fedkeel.config.diagnose import Kind
+from fedkeel.diagnose.drift import measure_conflict, measure_drift, measure_participation
+from fedkeel.diagnose.forgetting import measure_forgetting, measure_global_forgetting
+from fedkeel.diagnose.measured import Measured
+from fedkeel.diagnose.observed_round import ObservedRound
+from fedkeel.engine.base import TrainingSetup
+from fedkeel.errors import ConfigError
+from fedkeel.records.baselines import BASELINES
+
+Refuse = Callable[[TrainingSetup], str]
+"""Setup -> why the quantity cannot be measured there, "" where it can."""
+
+
+def _needs_examples(setup: TrainingSetup) -> str:
+    if setup.federation.how["kind"] == "nodes":
+        return "the examples are on the nodes, and the server sees the updates alone"
+    return ""
+
+
+def _needs_global_model(setup: TrainingSetup) -> str:
+    if setup.training.personal:
+        kept = ", ".join(sorted(setup.training.personal)[:3])
+        return f"parameters stay at the clients ({kept}), so no global model is whole"
+    return _needs_examples(setup)
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One kind of diagnostics.
+
+    Args:
+        measure: what is measured of a round.
+        refuse: why it cannot be measured in a run.
+        trains: whether clients are trained again, or others than the cohort.
+    """
+
+    measure: Callable[[ObservedRound], Measured]
+    refuse: Refuse = lambda _: ""
+    trains: bool = False
+
+
+DIAGNOSTICS: Mapping[Kind, Diagnostic] = {
+    "forgetting": Diagnostic(measure_forgetting, _needs_global_model),
+    "global_forgetting": Diagnostic(measure_global_forgetting, _needs_global_model),
+    "drift": Diagnostic(measure_drift),
+    "conflict": Diagnostic(measure_conflict),
+    "participation": Diagnostic(measure_participation, _needs_examples, trains=True),
+}
+
+
+def check_kinds(settings: config.Run, setup: TrainingSetup) -> None:
+    """Refuse diagnostics that cannot be measured in a run. A baseline has none, whatever is asked.
+
+    Raises:
+        ConfigError: names the kind, and the reason.
+    """
+    for kind in () if settings.method in BASELINES else settings.diagnose.kinds:
+        if reason := DIAGNOSTICS[kind].refuse(setup):
+            fitting = [name for name, item in DIAGNOSTICS.items() if not item.refuse(setup)]
+            raise ConfigError(
+                f"The diagnostics {kind!r} cannot be measured in a run of {settings.method!r}.",
+                why=reason,
+                do=f"leave it out of diagnose.kinds; what can be measured: {', '.join(fitting)}",
+            )

@@ -1,0 +1,109 @@
+"""A round as diagnostics see it: what was sent, what came back, and the server afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedkeel import tree
+from fedkeel.config import Diagnose
+from fedkeel.data.dataset import Dataset
+from fedkeel.diagnose.models import Model, measure
+from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.local import LocalResult
+from fedkeel.method.context import Floats, Ints, Message
+from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.rng import generator
+from fedkeel.tree import Tree
+
+Train = Callable[[int, int | None], LocalResult]
+"""(client, most steps or None for all) -> the client's round, which leaves no trace."""
+
+
+@dataclass(frozen=True)
+class ObservedRound:
+    """A round that is diagnosed. K clients counted.
+
+    Args:
+        setup: method, model, data and seed, where they are used.
+        settings: what is measured.
+        message: what the clients received.
+        after: the global model after the round.
+        clients: [K] ascending.
+        weights: [K] of the mean, which sum to 1.
+        processed: [K] examples that each processed.
+        updates: [K, ...] end - start, as the server received them.
+        buffers: [K, ...] of the local models, where they are averaged.
+        rows: the rounds before.
+        train: trains a client again, or one that did not take part.
+    """
+
+    setup: TrainingSetup
+    settings: Diagnose
+    message: Message
+    after: Model
+    clients: Ints
+    weights: Floats
+    processed: Ints
+    updates: Tree
+    buffers: Tree
+    rows: Sequence[RoundRecord]
+    train: Train
+    _losses: dict[int, list[Scores]] = field(default_factory=dict)
+
+    @property
+    def p(self) -> Tensor:
+        """[K] the weights as a tensor on the processor."""
+        return torch.from_numpy(self.weights)
+
+    @property
+    def before(self) -> Model:
+        """The model that the clients received."""
+        return Model(self.message.params, self.message.buffers or self._network_buffers)
+
+    @property
+    def _network_buffers(self) -> Tree:
+        return self.setup.training.network.buffers
+
+    def local_model(self, row: int) -> Model:
+        """Return the model of the client in a row after its local training."""
+        update = {name: tensor[row] for name, tensor in self.updates.items()}
+        buffers = {name: tensor[row] for name, tensor in self.buffers.items()}
+        return Model(tree.add(self.message.params, update), buffers or self._network_buffers)
+
+    @property
+    def models(self) -> list[Model]:
+        """The received model, then those of the K clients."""
+        return [self.before, *map(self.local_model, range(len(self.clients)))]
+
+    def scores_on(self, client: int) -> list[Scores]:
+        """Return [1 + K] the scores of `models` on a client's training examples."""
+        if client not in self._losses:
+            data = self.setup.federation.data.take(self.setup.federation.client(client))
+            self._losses[client] = [measure(self.setup, model, data) for model in self.models]
+        return self._losses[client]
+
+    def probe(self, split: str) -> Dataset:
+        """Return the examples on which models are compared, the same ones in every round.
+
+        They are drawn without replacement from the stream (seed, "diagnose").
+
+        Args:
+            split: ``test``, or ``train`` for the training examples of all clients.
+        """
+        federation = self.setup.federation
+        data = self.setup.test if split == "test" else federation.data
+        rows = torch.arange(len(data)).numpy() if split == "test" else federation.rows
+        return some(data, rows, self.settings.examples, self.setup.seed)
+
+
+def some(data: Dataset, rows: Ints, count: int, seed: int) -> Dataset:
+    """Return `count` rows of some at random, in their order; all where there are no more."""
+    if len(rows) > count:
+        chosen = generator(seed, "diagnose").choice(len(rows), size=count, replace=False)
+        chosen.sort()
+        rows = rows[chosen]
+    return data.take(rows)

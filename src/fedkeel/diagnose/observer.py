@@ -1,0 +1,155 @@
+"""The observer of a run: it diagnoses the rounds that are due, and changes no number of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from fedkeel import tree
+from fedkeel.clock import Lap
+from fedkeel.diagnose.kinds import DIAGNOSTICS
+from fedkeel.diagnose.measured import Measured
+from fedkeel.diagnose.models import Model
+from fedkeel.diagnose.observed_round import ObservedRound
+from fedkeel.engine.base import ClientJob, Engine, TrainedCohort
+from fedkeel.engine.local import LocalResult, train_client
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.round_values import RoundResult
+from fedkeel.method.server_round import raw_weights
+from fedkeel.records.rows import RoundRecord
+from fedkeel.rng import seed_torch, torch_seed
+from fedkeel.tree import Tree
+
+
+class Observer:
+    """Diagnoses the rounds of a run.
+
+    Where the engine has left one sum of the updates in place of a row for each client, the cohort
+    is trained again, from the same message and the same states, one client after the other.
+
+    Args:
+        prepared: the run.
+        device: where models are used, None for the processor.
+    """
+
+    def __init__(self, prepared: Prepared, device: str | None = None) -> None:
+        self._settings = prepared.settings.diagnose
+        self._rounds = prepared.settings.rounds
+        self._kinds = () if prepared.is_baseline else self._settings.kinds
+        self._device = torch.device(device or "cpu")
+        self._setup = prepared.setup.on(self._device) if self._kinds else prepared.setup
+
+    def observe(
+        self,
+        engine: Engine,
+        message: Message,
+        trained: TrainedCohort,
+        result: RoundResult,
+        rows: Sequence[RoundRecord],
+        lap: Lap,
+    ) -> Measured:
+        """Return the diagnostics of a round, nothing where it is not due.
+
+        It is called before the new state of the clients counts.
+
+        Args:
+            engine: has the state of the clients before the round.
+            message: what they received.
+            trained: what they replied.
+            result: the server after the round.
+            rows: the rounds before.
+            lap: called with ``diagnostics`` at the end.
+        """
+        round = result.server.round
+        is_due = round % self._settings.every == 0 or round == self._rounds
+        if not self._kinds or not is_due or not len(result.clients):
+            return Measured()
+        lap("server")
+        measured = Measured()
+        with (
+            torch.no_grad(),
+            use_numerics(self._setup.precision),
+            torch.random.fork_rng(devices=[]),
+        ):
+            seen = self._seen(engine, message, trained, result, rows)
+            for kind in self._kinds:
+                seed_torch(torch_seed(self._setup.seed, "diagnose", round))
+                measured |= DIAGNOSTICS[kind].measure(seen).named(kind)
+        lap("diagnostics")
+        return measured
+
+    def _seen(
+        self,
+        engine: Engine,
+        message: Message,
+        trained: TrainedCohort,
+        result: RoundResult,
+        rows: Sequence[RoundRecord],
+    ) -> ObservedRound:
+        replies, clients = trained.replies, result.clients
+        place = {int(client): row for row, client in enumerate(replies.clients)}
+        order = np.array([place[int(client)] for client in clients])
+        weights = raw_weights(
+            self._setup.training.plan.weights, replies.examples[order], replies.processed[order]
+        )
+        message = self._message(message)
+        train = partial(self._train, engine, message)
+        if replies.summed:
+            updates = self._updates_again(train, clients)
+        else:
+            updates = self._rows(replies.update, order)
+        server = result.server
+        return ObservedRound(
+            setup=self._setup,
+            settings=self._settings,
+            message=message,
+            after=Model(
+                self._there(server.params),
+                self._there(server.buffers) or self._setup.training.network.buffers,
+            ),
+            clients=clients,
+            weights=weights / weights.sum(),
+            processed=replies.processed[order],
+            updates=updates,
+            buffers=self._rows(replies.buffers, order),
+            rows=rows,
+            train=train,
+        )
+
+    def _train(
+        self, engine: Engine, message: Message, client: int, limit: int | None
+    ) -> LocalResult:
+        """Train a client from a message and its state before the round, without a trace."""
+        done = int(engine.done(np.array([client]))[0])
+        state: ByPart | None = engine.client_state(client)
+        if state is not None:
+            state = tree.substates(tree.map_tensors(lambda t: t.to(self._device), dict(state)))
+        return train_client(self._setup, message, ClientJob(0, client, done), state, limit)
+
+    def _updates_again(self, train: partial[LocalResult], clients: Ints) -> Tree:
+        """Return [K, ...] the updates of clients that are trained again."""
+        updates = [dict(train(int(client), None).reply.update) for client in clients]
+        return tree.tensors(tree.stack(updates))
+
+    def _message(self, message: Message) -> Message:
+        """Return the message where models are used."""
+        there = partial(tree.map_tensors, lambda t: t.to(self._device))
+        return replace(
+            message,
+            params=self._there(message.params),
+            buffers=self._there(message.buffers),
+            broadcast=tree.substates(there(dict(message.broadcast))),
+        )
+
+    def _there(self, tensors: Mapping[str, torch.Tensor]) -> Tree:
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+    def _rows(self, rows: Mapping[str, torch.Tensor], order: Ints) -> Tree:
+        index = torch.from_numpy(order)
+        return {name: tensor[index].to(self._device) for name, tensor in rows.items()}
