@@ -127,6 +127,10 @@ target = 0.8
 [stop]
 patience = 15
 
+[diagnose]
+kinds = ["forgetting", "conflict"]
+every = 5
+
 [engine]
 kind = "sequential"
 

@@ -50,7 +50,7 @@ def test_layers_add_up(tree: dict[str, torch.Tensor]) -> None:
     layers = updates.layers_of(tree)
     assert {name: list(part) for name, part in layers.items()} == {
         "a": ["a.weight", "a.bias"],
-        "b": ["b"],
+        "model": ["b"],
     }
     total = sum(updates.gram(part) for part in layers.values())
     torch.testing.assert_close(total, updates.gram(tree))

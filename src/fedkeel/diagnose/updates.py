@@ -16,14 +16,14 @@ from fedkeel.tree import group_names
 
 
 def layers_of(updates: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each layer, by the name of its module.
+    """Return the tensors of each layer, by the name of its module; ``model`` for the outermost.
 
     >>> sorted(layers_of({"a.weight": torch.ones(2, 3), "a.bias": torch.ones(2, 1)}))
     ['a']
     """
     groups = group_names(list(updates), "layer")
     return {
-        names[0].rpartition(".")[0] or names[0]: {name: updates[name] for name in names}
+        names[0].rpartition(".")[0] or "model": {name: updates[name] for name in names}
         for names in groups
     }
 

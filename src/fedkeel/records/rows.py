@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any
@@ -137,6 +137,18 @@ class RoundRecord:
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+    def measured(self) -> Iterator[tuple[str, str | None, str | None, float]]:
+        """Yield the name, the axis, the label and the value of each number that was diagnosed.
+
+        Axis and label are None for a number of the whole round.
+        """
+        for name, value in self.diagnostics.items():
+            yield name, None, None, value
+        for key, values in self.breakdowns.items():
+            name, _, axis = key.rpartition(".")
+            for label, value in values.items():
+                yield name, axis, label, value
 
     def line(self) -> str:
         """Return it as a line of rounds.jsonl."""

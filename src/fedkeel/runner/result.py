@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -104,6 +105,19 @@ class Result:
         if name not in known:
             raise RunError(f"The run has no metric {name!r}.", do=did_you_mean(name, known))
         return [(row.round, row.test[name]) for row in self.rows if row.test is not None]
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Return what was diagnosed, an entry for each number, as `pandas.DataFrame` takes it.
+
+        Each has the ``round``, the ``name`` (``kind.quantity``, or ``part.name`` for what a part
+        records), the ``axis`` (``layer``, ``class``, ``client`` or ``position``) with the
+        ``label`` on it, both None for a number of the whole round, and the ``value``.
+        """
+        return [
+            {"round": row.round, "name": name, "axis": axis, "label": label, "value": value}
+            for row in self.rows
+            for name, axis, label, value in row.measured()
+        ]
 
     def _check_model(self) -> None:
         if self.record.method == LOCAL:

@@ -1,0 +1,180 @@
+"""What a run measures of its rounds, against NumPy; and that measuring changes no bit of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedkeel as fk
+import toys
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.result import Result
+from fedkeel.runner.start import start
+
+FROM_UPDATES = "drift, conflict"
+FROM_MODELS = "forgetting, global_forgetting, participation"
+
+
+def zero_model() -> nn.Module:
+    """A linear model that begins at zero."""
+    model = nn.Sequential(nn.Linear(5, 3))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def linear_run(kinds: str, rounds: int = 3, **more: object) -> Result:
+    """A run of softmax regression in float64, whose clients make one step on all their examples."""
+    return fk.run(
+        "fedavg",
+        task=fk.Task(zero_model),
+        clients=toys.federation(clients=5),
+        test=toys.held(),
+        rounds=rounds,
+        local=fk.Local(lr=0.8, epochs=1, batch_size="all"),
+        clients_per_round=3,
+        engine=fk.Engine(kind="sequential", dtype="float64"),
+        diagnose=kinds,
+        **more,
+    )
+
+
+class Restated:
+    """The same run in NumPy, from the equations: parameters [3, 6], the bias last."""
+
+    def __init__(self, result: Result) -> None:
+        data, federation = toys.federation(clients=5).data, toys.federation(clients=5)
+        self.x = np.c_[data.x.double().numpy(), np.ones(len(data))]
+        self.y, self.rows = data.y.numpy(), [federation.client(k) for k in range(5)]
+        self.cohorts = [row.clients for row in result.rows[1:]]
+        self.test = toys.held()
+
+    def loss(self, theta: np.ndarray, rows: np.ndarray) -> float:
+        return float(-self.log_p(theta, self.x[rows])[np.arange(len(rows)), self.y[rows]].mean())
+
+    @staticmethod
+    def log_p(theta: np.ndarray, x: np.ndarray) -> np.ndarray:
+        scores = x @ theta.T
+        return scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+
+    def update(self, theta: np.ndarray, client: int) -> np.ndarray:
+        x, y = self.x[self.rows[client]], self.y[self.rows[client]]
+        slope = (np.exp(self.log_p(theta, x)) - np.eye(3)[y]).T @ x / len(y)
+        return -0.8 * slope
+
+    def mean(self, theta: np.ndarray, clients: list[int]) -> np.ndarray:
+        sizes = np.array([len(self.rows[k]) for k in clients], dtype=float)
+        updates = np.array([self.update(theta, k) for k in clients])
+        return np.tensordot(sizes / sizes.sum(), updates, axes=1)
+
+    def accuracies(self, theta: np.ndarray) -> np.ndarray:
+        x = np.c_[self.test.x.double().numpy(), np.ones(len(self.test))]
+        hit = (x @ theta.T).argmax(axis=1) == self.test.y.numpy()
+        return np.array([hit[self.test.y.numpy() == c].mean() for c in range(3)])
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return linear_run(f"{FROM_MODELS}, {FROM_UPDATES}")
+
+
+@pytest.fixture(scope="module")
+def thetas(result: Result) -> list[np.ndarray]:
+    """The global model after each round."""
+    restated = Restated(result)
+    end = np.c_[result.params["0.weight"].numpy(), result.params["0.bias"].numpy()]
+    path = [np.zeros((3, 6))]
+    for cohort in restated.cohorts:
+        path.append(path[-1] + restated.mean(path[-1], cohort))
+    np.testing.assert_allclose(path[-1], end, atol=1e-10)
+    return path
+
+
+def test_forgetting_is_that_of_fedreg_and_fedgc(result: Result, thetas: list[np.ndarray]) -> None:
+    restated = Restated(result)
+    for t in (2, 3):
+        theta, cohort, previous = thetas[t - 1], restated.cohorts[t - 1], restated.cohorts[t - 2]
+        models = [theta + restated.update(theta, j) for j in cohort]
+        before = [restated.loss(theta, restated.rows[i]) for i in previous]
+        after = [np.mean([restated.loss(m, restated.rows[i]) for m in models]) for i in previous]
+        found, by_client = result.rows[t].diagnostics, result.rows[t].breakdowns
+        assert found["forgetting.loss_before"] == pytest.approx(np.mean(before), abs=1e-10)
+        assert found["forgetting.loss_after"] == pytest.approx(np.mean(after), abs=1e-10)
+        expected = {str(i): a - b for i, a, b in zip(previous, after, before, strict=True)}
+        assert by_client["forgetting.increase.client"] == pytest.approx(expected, abs=1e-10)
+        everybody = np.concatenate(restated.rows)
+        assert found["global_forgetting.loss_before"] == pytest.approx(
+            restated.loss(theta, everybody), abs=1e-10
+        )
+        assert found["global_forgetting.loss_after"] == pytest.approx(
+            np.mean([[restated.loss(m, rows) for m in models] for rows in restated.rows]), abs=1e-10
+        )
+        history = np.array([restated.accuracies(theta) for theta in thetas[1 : t + 1]])
+        lost = history[:-1].max(axis=0) - history[-1]
+        assert found["forgetting.by_class"] == pytest.approx(lost.mean())
+        assert list(by_client["forgetting.lost_accuracy.class"].values()) == pytest.approx(lost)
+    assert "forgetting.increase" not in result.rows[1].diagnostics  # there is no round before
+
+
+def test_distances_between_models(result: Result, thetas: list[np.ndarray]) -> None:
+    restated = Restated(result)
+    theta, after, cohort = thetas[2], thetas[3], restated.cohorts[2]
+    u = np.array([restated.update(theta, k).ravel() for k in cohort])
+    mean, every = restated.mean(theta, cohort), restated.mean(theta, list(range(5)))
+    found = result.rows[3].diagnostics
+    for name, value in {
+        "drift.norm": np.linalg.norm(u, axis=1).mean(),
+        "drift.to_mean": np.linalg.norm(u - mean.ravel(), axis=1).mean(),
+        "drift.to_server": np.linalg.norm(theta.ravel() + u - after.ravel(), axis=1).mean(),
+        "participation.distance": np.linalg.norm(mean - every),
+        "participation.relative": np.linalg.norm(mean - every) / np.linalg.norm(every),
+        "participation.cosine": (mean * every).sum() / np.linalg.norm(mean) / np.linalg.norm(every),
+    }.items():
+        assert found[name] == pytest.approx(value, abs=1e-10), name
+    products = [u[i] @ u[j] for i in range(3) for j in range(i)]
+    assert found["conflict.share"] == np.mean([p < 0 for p in products])
+    assert result.rows[3].breakdowns["drift.norm.layer"] == {
+        "0": pytest.approx(found["drift.norm"])
+    }
+
+
+def test_the_entries_are_what_pandas_takes(result: Result) -> None:
+    entries = result.diagnostics()
+    assert {tuple(entry) for entry in entries} == {("round", "name", "axis", "label", "value")}
+    shares = [e["value"] for e in entries if (e["name"], e["axis"]) == ("conflict.share", None)]
+    assert shares == [row.diagnostics["conflict.share"] for row in result.rows[1:]]
+    of_layer = [e for e in entries if e["round"] == 2 and e["axis"] == "layer"]
+    assert {e["label"] for e in of_layer} == {"0"}
+
+
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    [
+        ("scaffold", {"kind": "workers", "workers": 2}),
+        ("fedavg", {"kind": "vectorized", "workers": 1, "parallel_clients": 4}),  # sums alone
+        ("fedacg", {"kind": "vectorized", "workers": 2, "parallel_clients": 2}),
+    ],
+)
+def test_no_bit_of_a_run_changes(method: str, engine: dict[str, object]) -> None:
+    plain = start(prepare_toy(method, "", engine))
+    seen = start(prepare_toy(method, f"{FROM_MODELS}, {FROM_UPDATES}", engine))
+    assert plain.record.key == seen.record.key
+    assert all(torch.equal(plain.params[k], seen.params[k]) for k in plain.params)
+    assert [row.test for row in plain.rows] == [row.test for row in seen.rows]
+    assert [row.train_loss for row in plain.rows] == [row.train_loss for row in seen.rows]
+    assert "conflict.share" in seen.rows[2].diagnostics
+    assert "conflict.share" not in seen.rows[1].diagnostics  # every = 2
+    reference = start(prepare_toy(method, f"{FROM_MODELS}, {FROM_UPDATES}", {"kind": "sequential"}))
+    for name, value in reference.rows[-1].diagnostics.items():
+        assert seen.rows[-1].diagnostics[name] == pytest.approx(value, abs=2e-5), name
+
+
+def prepare_toy(method: str, kinds: str, engine: dict[str, object]) -> object:
+    """A run of three rounds with dropout, of which the second and the last are diagnosed."""
+    prepared = toys.prepared(method, lambda: toys.Net(dropout=0.3), name="seen", **engine)
+    if not kinds:
+        return prepared
+    settings = prepared.settings.model_copy(update={"diagnose": fk.Diagnose(kinds=kinds, every=2)})
+    return prepare(settings, prepared.ingredients)
