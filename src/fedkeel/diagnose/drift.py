@@ -110,7 +110,7 @@ def _mean_of_all(round: ObservedRound) -> Tree:
     weight = 0.0
     for client in np.flatnonzero(setup.federation.sizes).tolist():
         size = setup.federation.sizes[[client]]
-        trained = None if client in rows else round.train(client, None)
+        trained = None if client in rows else round.observed.train(client)
         if trained is None:
             update = {k: u[rows[client]] for k, u in round.updates.items()}
             processed = round.processed[[rows[client]]]

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 from fedkeel import config
 from fedkeel.config.diagnose import Kind
+from fedkeel.diagnose.cka import measure_cka
 from fedkeel.diagnose.drift import measure_conflict, measure_drift, measure_participation
+from fedkeel.diagnose.fisher import LIKELIHOODS, measure_fisher
 from fedkeel.diagnose.forgetting import measure_forgetting, measure_global_forgetting
+from fedkeel.diagnose.landscape import measure_landscape, measure_sharpness
 from fedkeel.diagnose.measured import Measured
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.errors import ConfigError
 from fedkeel.records.baselines import BASELINES
+from fedkeel.task.losses import loss_name
 
 Refuse = Callable[[TrainingSetup], str]
 """Setup -> why the quantity cannot be measured there, "" where it can."""
@@ -30,6 +34,16 @@ def _needs_global_model(setup: TrainingSetup) -> str:
         kept = ", ".join(sorted(setup.training.personal)[:3])
         return f"parameters stay at the clients ({kept}), so no global model is whole"
     return _needs_examples(setup)
+
+
+def _needs_likelihood(setup: TrainingSetup) -> str:
+    network = setup.training.network
+    if network.task_loss not in LIKELIHOODS:
+        known = ", ".join(sorted(loss_name(loss) for loss in LIKELIHOODS))
+        return f"the loss is no log-likelihood of each example; {known} are"
+    if network.batch_statistics:
+        return "batch normalisation by the batch at hand mixes the examples"
+    return _needs_global_model(setup)
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,10 @@ DIAGNOSTICS: Mapping[Kind, Diagnostic] = {
     "drift": Diagnostic(measure_drift),
     "conflict": Diagnostic(measure_conflict),
     "participation": Diagnostic(measure_participation, _needs_examples, trains=True),
+    "fisher": Diagnostic(measure_fisher, _needs_likelihood, trains=True),
+    "cka": Diagnostic(measure_cka, _needs_global_model),
+    "landscape": Diagnostic(measure_landscape, _needs_global_model),
+    "sharpness": Diagnostic(measure_sharpness, _needs_global_model),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,16 +11,13 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Diagnose
 from fedkeel.data.dataset import Dataset
+from fedkeel.diagnose.clients import ObservedClients
 from fedkeel.diagnose.models import Model, measure
 from fedkeel.engine.base import TrainingSetup
-from fedkeel.engine.local import LocalResult
 from fedkeel.method.context import Floats, Ints, Message
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.rng import generator
 from fedkeel.tree import Tree
-
-Train = Callable[[int, int | None], LocalResult]
-"""(client, most steps or None for all) -> the client's round, which leaves no trace."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class ObservedRound:
         updates: [K, ...] end - start, as the server received them.
         buffers: [K, ...] of the local models, where they are averaged.
         rows: the rounds before.
-        train: trains a client again, or one that did not take part.
+        observed: trains clients again, or others than the cohort.
     """
 
     setup: TrainingSetup
@@ -51,7 +48,7 @@ class ObservedRound:
     updates: Tree
     buffers: Tree
     rows: Sequence[RoundRecord]
-    train: Train
+    observed: ObservedClients
     _losses: dict[int, list[Scores]] = field(default_factory=dict)
 
     @property

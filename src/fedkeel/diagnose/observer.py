@@ -11,15 +11,16 @@ import torch
 
 from fedkeel import tree
 from fedkeel.clock import Lap
+from fedkeel.diagnose.clients import ObservedClients
 from fedkeel.diagnose.kinds import DIAGNOSTICS
 from fedkeel.diagnose.measured import Measured
 from fedkeel.diagnose.models import Model
 from fedkeel.diagnose.observed_round import ObservedRound
-from fedkeel.engine.base import ClientJob, Engine, TrainedCohort
-from fedkeel.engine.local import LocalResult, train_client
+from fedkeel.engine.base import Engine, TrainedCohort
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
-from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.checks import explain_errors
+from fedkeel.method.context import Ints, Message
 from fedkeel.method.round_values import RoundResult
 from fedkeel.method.server_round import raw_weights
 from fedkeel.records.rows import RoundRecord
@@ -80,7 +81,8 @@ class Observer:
             seen = self._seen(engine, message, trained, result, rows)
             for kind in self._kinds:
                 seed_torch(torch_seed(self._setup.seed, "diagnose", round))
-                measured |= DIAGNOSTICS[kind].measure(seen).named(kind)
+                with explain_errors(f"The diagnostics {kind!r} of round {round} failed"):
+                    measured |= DIAGNOSTICS[kind].measure(seen).named(kind)
         lap("diagnostics")
         return measured
 
@@ -99,9 +101,9 @@ class Observer:
             self._setup.training.plan.weights, replies.examples[order], replies.processed[order]
         )
         message = self._message(message)
-        train = partial(self._train, engine, message)
+        observed = ObservedClients(self._setup, engine, message, self._device)
         if replies.summed:
-            updates = self._updates_again(train, clients)
+            updates = self._updates_again(observed, clients)
         else:
             updates = self._rows(replies.update, order)
         server = result.server
@@ -119,22 +121,12 @@ class Observer:
             updates=updates,
             buffers=self._rows(replies.buffers, order),
             rows=rows,
-            train=train,
+            observed=observed,
         )
 
-    def _train(
-        self, engine: Engine, message: Message, client: int, limit: int | None
-    ) -> LocalResult:
-        """Train a client from a message and its state before the round, without a trace."""
-        done = int(engine.done(np.array([client]))[0])
-        state: ByPart | None = engine.client_state(client)
-        if state is not None:
-            state = tree.substates(tree.map_tensors(lambda t: t.to(self._device), dict(state)))
-        return train_client(self._setup, message, ClientJob(0, client, done), state, limit)
-
-    def _updates_again(self, train: partial[LocalResult], clients: Ints) -> Tree:
+    def _updates_again(self, observed: ObservedClients, clients: Ints) -> Tree:
         """Return [K, ...] the updates of clients that are trained again."""
-        updates = [dict(train(int(client), None).reply.update) for client in clients]
+        updates = [dict(observed.train(int(client)).reply.update) for client in clients]
         return tree.tensors(tree.stack(updates))
 
     def _message(self, message: Message) -> Message:

@@ -7,7 +7,7 @@ changes no state of the network.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Literal
 
@@ -27,7 +27,7 @@ from fedkeel.task.batch_norm import RealExamples
 from fedkeel.task.functional import Functional
 from fedkeel.task.losses import SOFT_TARGETS, Loss, cross_entropy, picked_cross_entropy
 from fedkeel.task.model_description import describe_model
-from fedkeel.task.outputs import Outputs, map_output, scores_of
+from fedkeel.task.outputs import Outputs, map_output, scores_of, tensors_in
 from fedkeel.task.parameter_names import ParameterLayout
 from fedkeel.task.traits import Traits, detect_traits
 from fedkeel.tree import Tree, clone
@@ -364,6 +364,30 @@ class Network:
                 do="name another head",
             )
         return Output.of(returned, self._widened(inputs[0]).flatten(1))
+
+    def layer_outputs(self, params: Tree, buffers: Tree, x: Values, names: Sequence[str]) -> Tree:
+        """Return what sub-modules return outside training, [B, ...], at their last call, by name.
+
+        One that is not called, or returns no tensor, is left out.
+        """
+        outputs: Tree = {}
+
+        def keep(name: str, returned: Outputs) -> None:
+            if tensors_in(returned):
+                outputs[name] = self._widened(scores_of(returned))
+
+        handles = [
+            self._eval.get_submodule(name).register_forward_hook(
+                lambda _, __, returned, name=name: keep(name, returned)
+            )
+            for name in names
+        ]
+        try:
+            self.test_output(params, buffers, x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return outputs
 
     def example_losses(self, output: Outputs, y: Values) -> Tensor:
         """Return the loss of each example, [B]; a loss that is a mean is repeated."""
