@@ -61,7 +61,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "diagnose": DOMAIN | {"engine"},
     "runner": DOMAIN | {"engine", "cost", "diagnose", "report"},
     "study": DOMAIN | {"engine", "cost", "runner", "report"},
-    "flower": DOMAIN | {"engine", "cost", "runner", "report"},
+    "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report"},
 }

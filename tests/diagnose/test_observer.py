@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedkeel as fk
 import toys
+from fedkeel.config.diagnose import KINDS
+from fedkeel.engine.prepared import Prepared
+from fedkeel.errors import ConfigError, RunError
+from fedkeel.records.rows import RoundRecord
+from fedkeel.report.page import write_report
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
@@ -171,10 +178,108 @@ def test_no_bit_of_a_run_changes(method: str, engine: dict[str, object]) -> None
         assert seen.rows[-1].diagnostics[name] == pytest.approx(value, abs=2e-5), name
 
 
-def prepare_toy(method: str, kinds: str, engine: dict[str, object]) -> object:
-    """A run of three rounds with dropout, of which the second and the last are diagnosed."""
+def prepare_toy(method: str, kinds: str, engine: dict[str, object], every: int = 2) -> Prepared:
+    """A run of three rounds with dropout."""
     prepared = toys.prepared(method, lambda: toys.Net(dropout=0.3), name="seen", **engine)
     if not kinds:
         return prepared
-    settings = prepared.settings.model_copy(update={"diagnose": fk.Diagnose(kinds=kinds, every=2)})
+    settings = prepared.settings.model_copy(
+        update={"diagnose": fk.Diagnose(kinds=kinds, every=every)}
+    )
     return prepare(settings, prepared.ingredients)
+
+
+def test_a_run_that_was_killed_goes_on_with_its_diagnostics(tmp_path: Path) -> None:
+    kinds = "forgetting, drift, participation, fisher"
+    whole = start(prepare_toy("scaffold", kinds, {"kind": "sequential"}, every=1))
+
+    class Stop(fk.Callback):
+        def on_round_end(self, row: RoundRecord, model: object) -> None:
+            if row.round == 2:
+                raise ArithmeticError
+
+    prepared = prepare_toy("scaffold", kinds, {"kind": "sequential"}, every=1)
+    with pytest.raises(ArithmeticError):
+        start(prepared, tmp_path / "run", callbacks=[Stop()])
+    resumed = start(prepared, tmp_path / "run", resume=True)
+    assert toys.same(whole, resumed)
+    with pytest.raises(RunError, match="finished, without the diagnostics cka"):
+        start(prepare_toy("scaffold", "cka", {"kind": "sequential"}), tmp_path / "run")
+    read = start(prepare_toy("scaffold", "", {"kind": "sequential"}), tmp_path / "run")
+    assert read.diagnostics() == whole.diagnostics()
+    page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text("utf-8")
+    for figure in ("forgetting_increase", "drift_norm_layer", "participation_relative"):
+        assert f'id="figure-{figure}"' in page
+
+
+def own_loss(output: Tensor, y: Tensor) -> Tensor:
+    """A loss of which nobody knows whether it is a likelihood."""
+    return nn.functional.cross_entropy(output, y, reduction="none")
+
+
+def test_what_cannot_be_measured_is_refused_with_the_reason() -> None:
+    data = toys.federation()
+
+    def refused(method: str, kinds: str, task: fk.Task | None = None) -> str:
+        with pytest.raises(ConfigError) as caught:
+            fk.run(
+                method,
+                task=task or fk.Task(toys.Net),
+                clients=data,
+                test=toys.held(),
+                rounds=1,
+                local=fk.Local(lr=0.05, epochs=1, batch_size=8),
+                diagnose=kinds,
+            )
+        return str(caught.value)
+
+    text = refused("fedper", "drift, landscape")
+    assert "'landscape' cannot be measured in a run of 'fedper'" in text
+    assert "no global model is whole" in text
+    assert "what can be measured: drift, conflict, participation" in text
+    assert "no log-likelihood" in refused("fedavg", "fisher", fk.Task(toys.Net, loss=own_loss))
+    assert all(f"'{kind}'" in refused("fedavg", "forgeting") for kind in KINDS)
+
+
+def test_a_comparison_with_baselines_diagnoses_the_methods() -> None:
+    compared = fk.compare(
+        "local, centralised, fedavg",
+        task=fk.Task(toys.Net),
+        clients=toys.federation(),
+        test=toys.held(),
+        rounds=1,
+        seeds=1,
+        local=fk.Local(lr=0.05, epochs=1, batch_size=8),
+        engine=fk.Engine(kind="sequential"),
+        diagnose=["conflict"],
+    )
+    found = {r.record.method: "conflict.share" in r.rows[-1].diagnostics for r in compared.results}
+    assert found == {"local": False, "centralised": False, "fedavg": True}
+
+
+def test_tasks_without_labels_have_what_has_a_meaning() -> None:
+    """Quantities: no accuracy by class, and a score that is an error."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 5)).astype(np.float32)
+    y = (x @ random.normal(size=(5, 1))).astype(np.float32)
+    result = fk.run(
+        "fedavg",
+        task=fk.Task(lambda: nn.Linear(5, 1), loss="mse", metrics=["mae"], score="mae"),
+        clients=fk.iid(x, y, clients=4, classes=0),
+        test=(x, y),
+        rounds=2,
+        local=fk.Local(lr=0.05, epochs=1, batch_size=8),
+        engine=fk.Engine(kind="sequential"),
+        diagnose="forgetting, global_forgetting, cka, landscape, sharpness",
+    )
+    found, tables = result.rows[-1].diagnostics, result.rows[-1].breakdowns
+    assert "forgetting.increase" in found
+    assert "forgetting.by_class" not in found
+    assert found["global_forgetting.loss_before"] == pytest.approx(result.rows[1].test["loss"])
+    assert tables["landscape.global_score.position"]["0"] == pytest.approx(
+        result.rows[2].test["mae"]
+    )
+    # The Hessian of the mean squared error of a linear model is 2 / n * X^T X, bias included.
+    inputs = np.c_[x, np.ones(60)]
+    expected = np.linalg.eigvalsh(2 / 60 * inputs.T @ inputs)[-1]
+    assert found["sharpness.eigenvalue"] == pytest.approx(expected, rel=1e-3)

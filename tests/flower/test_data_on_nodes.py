@@ -15,6 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fedkeel import config
+from fedkeel.diagnose.kinds import check_federation
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
 from fedkeel.flower.apps import client_app
@@ -124,6 +125,26 @@ def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
     values = [line.split(",")[0] for line in files[0].read_text().splitlines()[1:]]
     assert not any(value in written for value in values)
     assert load_file(next((tmp_path / "run").rglob("*.safetensors"))).keys()
+
+
+def test_updates_are_diagnosed_and_examples_are_not(tmp_path: Path) -> None:
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+
+    def made(kinds: str, folder: str) -> Result:
+        experiment = own(diagnose={"kinds": kinds} if kinds else {})
+        grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+        return serve(grid, experiment, RunOptions(tmp_path / folder))
+
+    plain, seen = made("", "plain"), made("drift, conflict", "seen")
+    assert all(torch.equal(plain.params[k], seen.params[k]) for k in plain.params)
+    assert seen.record.key == plain.record.key
+    found = seen.rows[-1].diagnostics
+    assert -1 <= found["conflict.cosine"] <= found["conflict.cosine_with_mean"] <= 1
+    assert found["drift.norm"] > found["drift.norm_of_mean"] > 0
+    with pytest.raises(ConfigError, match="the server sees the updates alone"):
+        made("cka", "refused")
+    with pytest.raises(ConfigError, match="clients train on their nodes"):
+        check_federation(own(diagnose={"kinds": "participation"}))
 
 
 def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:

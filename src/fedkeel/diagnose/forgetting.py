@@ -78,14 +78,12 @@ def _fedntd(round: ObservedRound) -> Measured:
     labels, axis = [str(label) for label in range(len(now))], "accuracy.class"
     earlier = [row.breakdowns.get(f"forgetting.{axis}", {}) for row in round.rows]
     history = [[known[label] for label in labels] for known in earlier if known]
-    lost = class_forgetting(np.array([*history, now]))
-    return Measured(
-        {"by_class": mean(lost)},
-        {
-            axis: dict(zip(labels, now.tolist(), strict=True)),
-            "lost_accuracy.class": dict(zip(labels, lost.tolist(), strict=True)),
-        },
-    )
+    measured = Measured({}, {axis: dict(zip(labels, now.tolist(), strict=True))})
+    if history:
+        lost = class_forgetting(np.array([*history, now]))
+        by_class = dict(zip(labels, lost.tolist(), strict=True))
+        measured |= Measured({"by_class": mean(lost)}, {"lost_accuracy.class": by_class})
+    return measured
 
 
 def measure_global_forgetting(round: ObservedRound) -> Measured:

@@ -74,6 +74,21 @@ DIAGNOSTICS: Mapping[Kind, Diagnostic] = {
 }
 
 
+def check_federation(settings: config.Run) -> None:
+    """Refuse diagnostics that train clients where these are on nodes.
+
+    Raises:
+        ConfigError: names the kind.
+    """
+    for kind in settings.diagnose.kinds:
+        if DIAGNOSTICS[kind].trains:
+            raise ConfigError(
+                f"The diagnostics {kind!r} cannot be measured in a Flower federation.",
+                why="they train clients once more, and clients train on their nodes",
+                do="leave it out of diagnose.kinds, or simulate the federation: fedkeel run",
+            )
+
+
 def check_kinds(settings: config.Run, setup: TrainingSetup) -> None:
     """Refuse diagnostics that cannot be measured in a run. A baseline has none, whatever is asked.
 

@@ -76,7 +76,7 @@ class Observer:
         with (
             torch.no_grad(),
             use_numerics(self._setup.precision),
-            torch.random.fork_rng(devices=[]),
+            torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []),
         ):
             seen = self._seen(engine, message, trained, result, rows)
             for kind in self._kinds:

@@ -122,6 +122,15 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
 
+    def diagnosed(self) -> list[str]:
+        """Return the kinds of diagnostics with which the run was begun."""
+        try:
+            config = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        kinds: list[str] = config.get("diagnose", {}).get("kinds", [])
+        return kinds
+
     def check_free(self, config: str) -> None:
         """Check that a run with these settings can begin here.
 

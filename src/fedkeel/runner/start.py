@@ -188,7 +188,18 @@ def _other_difference(record: RunRecord, prepared: Prepared) -> str:
 def _finished(
     folder: RunFolder, record: RunRecord, prepared: Prepared, callbacks: Sequence[Callback]
 ) -> Result:
-    """Return a run that was finished before."""
+    """Return a run that was finished before.
+
+    Raises:
+        RunError: it was made without diagnostics that are asked for now.
+    """
+    kinds = () if prepared.is_baseline else prepared.settings.diagnose.kinds
+    if missing := [kind for kind in kinds if kind not in folder.diagnosed()]:
+        raise RunError(
+            f"{folder} holds this run, finished, without the diagnostics {', '.join(missing)}.",
+            why="they are measured while a run is made",
+            do=f"leave them out, or {ANOTHER}",
+        )
     saved = folder.load()
     if saved is None:
         raise RunError(f"{folder} is marked finished, and has no checkpoint.")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from fedkeel.config import Diagnose, Space
 from fedkeel.config import Run as RunSettings
-from fedkeel.config import Space
 from fedkeel.cost.engine_rule import EngineRule
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
@@ -76,8 +76,8 @@ def tune(
     """Search for the best settings of each method.
 
     Args:
-        settings: everything that is not searched. Without weights all methods have those of
-            `with_one_weighting`.
+        settings: everything that is not searched; trials are not diagnosed. Without weights all
+            methods have those of `with_one_weighting`.
         ingredients: data and model.
         methods: expressions.
         space: the choices, the budget and the score.
@@ -89,7 +89,7 @@ def tune(
         FedkeelError: something cannot be searched or run; nothing has been run then.
         TrainingError: no trial of any method could be finished.
     """
-    settings = with_one_weighting(settings)
+    settings = with_one_weighting(settings).model_copy(update={"diagnose": Diagnose()})
     display = display or ProgressDisplay()
     display = display if space.split == "test" else WithoutScores(display)
     methods = list(dict.fromkeys(methods))

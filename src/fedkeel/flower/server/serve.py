@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from fedkeel.config import Experiment
+from fedkeel.diagnose.kinds import check_federation
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.data_on_nodes import is_on_nodes
@@ -111,6 +112,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
     refuse_secure_aggregation(experiment)
+    check_federation(experiment)
     settings = experiment.flower
     parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
     builder(experiment.model.name)
