@@ -15,6 +15,7 @@ from fedkeel.diagnose import cka, landscape
 from fedkeel.diagnose.fisher import correlation, fisher_information
 from fedkeel.diagnose.models import Model, measure
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.records.rows import RoundRecord
 from harness import ORACLES
 
 CASES = json.loads((ORACLES / "cka.json").read_text(encoding="utf-8"))["cases"]
@@ -153,3 +154,60 @@ def test_the_other_kinds_of_a_run() -> None:
         assert len(tables["landscape.client_score.position"]) == 9
         assert found["landscape.global_barrier"] >= 0
         assert found["sharpness.eigenvalue"] > 0
+
+
+class Tokens(nn.Module):
+    """Predicts the next token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(7, 4), nn.LSTM(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embed(x))[0])
+
+
+class Masks(nn.Module):
+    """Marks pixels, with batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.last = nn.Conv2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.norm(self.conv(x))))[:, 0]
+
+
+def run_of(task: fk.Task, data: fk.Dataset, kinds: str, **more: object) -> RoundRecord:
+    clients = fk.iid(data.x, data.y, clients=3, **more)
+    result = fk.run(
+        "fedavg",
+        task=task,
+        clients=clients,
+        test=data,
+        rounds=2,
+        local=fk.Local(lr=0.05, epochs=1, batch_size=8),
+        engine=fk.Engine(kind="sequential"),
+        diagnose=kinds,
+    )
+    return result.rows[-1]
+
+
+def test_tokens_and_masks() -> None:
+    random = np.random.default_rng(0)
+    x = random.integers(0, 7, size=(24, 5))
+    data = fk.dataset(x, np.roll(x, -1, axis=1), tokens=True)
+    task = fk.Task(Tokens, loss="token_cross_entropy")
+    row = run_of(task, data, "forgetting, fisher, cka, landscape, sharpness", tokens=True)
+    assert set(row.breakdowns["cka.unbiased.layer"]) == {"embed", "lstm", "head"}
+    assert row.diagnostics["fisher.trace_own"] > 0
+    images = random.normal(size=(24, 1, 5, 5)).astype(np.float32)
+    data = fk.dataset(images, (images[:, 0] > 0).astype(np.float32))
+    task = fk.Task(Masks, loss="bce", metrics=["dice"], score="dice", buffers="average")
+    row = run_of(task, data, "forgetting, cka, landscape, sharpness")
+    assert set(row.breakdowns["cka.unbiased.layer"]) == {"conv", "norm", "last"}
+    at_global = row.breakdowns["landscape.global_score.position"]["0"]
+    assert row.test is not None
+    assert at_global == pytest.approx(row.test["dice"], abs=1e-6)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 import toys
+from fedkeel.cli.experiment import read_experiment
 from fedkeel.config.diagnose import KINDS
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, RunError
@@ -283,3 +284,13 @@ def test_tasks_without_labels_have_what_has_a_meaning() -> None:
     inputs = np.c_[x, np.ones(60)]
     expected = np.linalg.eigvalsh(2 / 60 * inputs.T @ inputs)[-1]
     assert found["sharpness.eigenvalue"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_command_takes_kinds() -> None:
+    kinds = ["diagnose.every=3"], "forgetting,cka"
+    assert read_experiment(None, "digits", *kinds).diagnose == fk.Diagnose(
+        kinds=("forgetting", "cka"), every=3
+    )
+    assert read_experiment(None, "digits", []).diagnose == fk.Diagnose()
+    with pytest.raises(ConfigError, match="'kinds' has 'cka' twice"):
+        fk.Diagnose(kinds="cka, cka")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -50,7 +52,9 @@ def fisher_information(setup: TrainingSetup, model: Model, x: Values, y: Values)
     total: Tensor | float = 0.0
     for start in range(0, count_of(x), _AT_ONCE):
         piece = slice(start, start + _AT_ONCE)
-        slopes = of_each(model.params, rows_of(x, piece), rows_of(y, piece))
+        with warnings.catch_warnings():  # recurrent layers go one example at a time
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            slopes = of_each(model.params, rows_of(x, piece), rows_of(y, piece))
         squares = [slope.double().square().sum(dim=0).reshape(-1) for slope in slopes.values()]
         total = total + torch.cat(squares).cpu()
     return total / count_of(x) if isinstance(total, Tensor) else torch.zeros(0)

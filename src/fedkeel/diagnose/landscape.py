@@ -46,7 +46,8 @@ def barrier(losses: Floats) -> float:
     Args:
         losses: [len(POSITIONS)].
     """
-    straight = losses[0] + np.array(POSITIONS) * (losses[-1] - losses[0])
+    position = np.array(POSITIONS)
+    straight = (1.0 - position) * losses[0] + position * losses[-1]
     return float((losses - straight).max())
 
 
