@@ -171,11 +171,13 @@ def digest(experiment: config.Experiment) -> str:
     values["engine"] = {"dtype": experiment.engine.dtype}
     if experiment.engine.precision != "float32":
         values["engine"]["precision"] = experiment.engine.precision
-    if not experiment.data.drop:  # a setting that was added later: older runs keep their names
+    if not experiment.data.drop:  # settings that were added later: older runs keep their names
         del values["data"]["drop"]
-    values["version"] = __version__
     if not experiment.diagnose.kinds:
         del values["diagnose"]
+    if experiment.privacy is None:
+        del values["privacy"]
+    values["version"] = __version__
     if user_files := _user_file_digests(experiment):
         values["own"] = user_files
     return _digest_of_text(json.dumps(values, sort_keys=True))
