@@ -114,7 +114,7 @@ class Federation:
         )
         self.network, self.batches, self.seed = network, batches, seed
         self.data = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
-        self.population = Population(len(clients), per_round or len(clients))
+        self.population = Population.of(network, len(clients), per_round or len(clients))
         server = server_start(self.training, self.population)
         self.played = Played(server)
         self.rows: dict[int, dict[str, State]] = {}

@@ -26,6 +26,7 @@ GRADIENT = (
     "fedsol",
     "fedlesam",
     "fedspeed",
+    "fedsmoo",
     "fedgamma",
     "mofedsam",
     "pfedme",
@@ -33,11 +34,11 @@ GRADIENT = (
 )
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
-    *("feddyn", "fedcm", "fedacg", "domo", "mofedsam"),
+    *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam"),
 )
 REDUCE = (
-    *("median", "trimmed_mean", "fedvarp", "mifa", "feddisco"),
-    *("dpclient", "dpquantile", "fedau", "fedawa", "qfedavg", "term", "afl"),
+    *("median", "trimmed_mean", "fedvarp", "mifa", "dpclient", "dpquantile", "feddisco"),
+    *("fedau", "fedawa", "qfedavg", "term", "afl"),
 )
 CODEC = ("topk", "quantise", "ffalora")
 WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
@@ -50,6 +51,10 @@ START = ("fedala", "fedinit")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER, CRITERION, PHASES, MODEL, TUNING, START)
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "fedgamma", "mofedsam", "scaffnew")
 SINGLE = ("fedgc", "gradma", "fedgh")
+BESIDE_FEDPROTO = (
+    *("fedavg", "fedsgd", "fedlc", "fedntd", "feddecorr", "fedmlb", "feduv", "knnper", "finetune"),
+    *("fedper", "fedrep", "lgfedavg", "fedbn", "fedbabu", "fedsalora", "rolora"),
+)
 NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
 
 ILLEGAL = {
@@ -86,6 +91,7 @@ ILLEGAL = {
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
     ("minibatch_sgd", "feddyn"): BROKEN,
     ("fednova", "feddyn"): BROKEN,
+    ("fednova", "fedsmoo"): BROKEN,
     # FedExP compares the lengths of updates with that of their mean
     ("minibatch_sgd", "fedexp"): BROKEN,
     ("fednova", "fedexp"): BROKEN,
@@ -125,12 +131,19 @@ ILLEGAL = {
     ("fedgc", "mimelite"): WEIGHTS,
     ("fedgc", "fedexp"): WEIGHTS,
     ("fedgc", "fedspeed"): WEIGHTS,
+    ("fedgc", "fedsmoo"): WEIGHTS,
     ("fedgc", "fedgamma"): WEIGHTS,
     ("fedgc", "mofedsam"): WEIGHTS,
     ("fedgc", "scaffnew"): WEIGHTS,
     ("fedgc", "fedau"): WEIGHTS,
     ("fedgc", "fedmoswa"): WEIGHTS,
     **{("fedgc", own): WEIGHTS for own in OPTIMISER},
+    # FedProto shares no parameters, and these act on those that are shared
+    **{
+        pair: BROKEN
+        for pair in combinations(REGISTRY, 2)
+        if "fedproto" in pair and not set(pair) - {"fedproto"} <= set(BESIDE_FEDPROTO)
+    },
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

@@ -70,6 +70,7 @@ SIMULATION = frozenset(
         Capability.CLASS_COUNTS,
         Capability.NOISE,
         Capability.SURVEYS,
+        Capability.SHARED_PARAMETERS,
     }
 )
 """What an engine on one machine provides."""
@@ -204,8 +205,20 @@ class Plan:
 
         Raises:
             ModelError: a name fits no parameter.
+            CompositionError: none is shared, and a part acts on those that are.
         """
-        return frozenset().union(*(call(part.personal, layout) for part in self.personals))
+        personal = frozenset[str]().union(*(call(part.personal, layout) for part in self.personals))
+        acting = next((part for part in self.parts if acts_on_shared(part)), None)
+        keeping = next((p for p in self.personals if p is not acting), None)
+        if acting and keeping and personal == frozenset(layout.names):
+            raise CompositionError(
+                f"'{self.expression}': all parameters stay at the clients, and {acting.name} acts "
+                "on those that are shared.",
+                got=_summary(keeping),
+                expected="parameters that are shared",
+                do=f"drop {acting.name}, or keep fewer parameters at the clients",
+            )
+        return personal
 
     def work(self, local: Local) -> Local:
         """Return the settings of local training, as the method means them."""
@@ -373,7 +386,7 @@ _NEED_HINTS = {
 def _check_breaks(parts: Sequence[Part], expression: str) -> None:
     for breaker in parts:
         for part in parts:
-            for broken in sorted(part.needs & _broken(breaker), key=lambda n: n.name):
+            for broken in sorted(needs_of(part) & _broken(breaker), key=lambda n: n.name):
                 if part is breaker:
                     continue
                 raise CompositionError(
@@ -383,6 +396,25 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
                     why=f"{part.name} {WHY.get(broken, 'counts on it')}; {_summary(breaker)}",
                     do=f"drop {part.name} or {breaker.name}" + _break_hint(part, breaker),
                 )
+
+
+def needs_of(part: Part) -> frozenset[Capability]:
+    """Return what a part needs, with what its roles need."""
+    return part.needs | ({Capability.SHARED_PARAMETERS} if acts_on_shared(part) else set())
+
+
+def acts_on_shared(part: Part) -> bool:
+    """Return whether a part has a role that acts on the parameters that all clients share."""
+    return any(isinstance(part, role) for role in ROLES if role not in _WITHOUT_SHARED)
+
+
+_WITHOUT_SHARED = frozenset(
+    {
+        *(Personal, Phases, LocalWork, Preparation, Criterion, LossTerm, ClientOptimiser),
+        *(FineTuning, PersonalPrediction),
+    }
+)
+"""Roles that have something to do where clients share no parameters."""
 
 
 def _broken(part: Part) -> frozenset[Capability]:
@@ -400,6 +432,7 @@ WHY = {
     Capability.WHOLE_UPDATES: "uses how far clients have moved",
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
     Capability.SURVEYS: "asks for a gradient before anything is prepared",
+    Capability.SHARED_PARAMETERS: "acts on those",
 }
 """What a part does with what it needs, and another part breaks."""
 

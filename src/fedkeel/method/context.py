@@ -140,12 +140,18 @@ class PartStates:
         client_state: what they keep for the client.
         carry: what they carried from the step before.
         prepared: their preparations, the rows [B, ...] of this step.
+        noted: what they note in this step for the next one's carry.
     """
 
     broadcast: ByPart
     client_state: ByPart
     carry: ByPart = field(default_factory=dict)
     prepared: ByPart = field(default_factory=dict)
+    noted: ByPart = field(default_factory=dict)
+
+    def carried(self, part: str) -> State:
+        """Return a part's carry, with what it has noted in this step in the place of the former."""
+        return {**part_state(self.carry, part), **part_state(self.noted, part)}
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,8 @@ class Step:
         client_state: what this part keeps for the client.
         carry: what this part carried from the step before.
         prepared: this part's preparation, the rows [B, ...] of this step.
+        noted: where this part writes what its `Carry.next_carry` shall find in the carry, such as
+            values that a `GradientRule` has on its way. It begins empty in each step.
         network: the model and its loss.
         buffers: the model's buffers.
         objective: what is minimised.
@@ -206,6 +214,7 @@ class Step:
     client_state: State = field(default_factory=dict)
     carry: State = field(default_factory=dict)
     prepared: State = field(default_factory=dict)
+    noted: State = field(default_factory=dict)
     recorded_losses: list[Tensor] = field(default_factory=list)
     piece_size: int = 0
     personal: PersonalParameters = field(default_factory=lambda: PersonalParameters())
@@ -226,6 +235,7 @@ class Step:
             client_state=part_state(self.states.client_state, part),
             carry=part_state(self.states.carry, part),
             prepared=part_state(self.states.prepared, part),
+            noted=self.states.noted.setdefault(part, {}),
         )
 
     def grad(self, params: Tree, penalties_at: Tree | None = None) -> Tree:
@@ -473,6 +483,7 @@ class Round:
         make_all_examples_step: makes a step whose batch is all examples of the client.
         broadcast: what this part's server half sent.
         client_state: what this part kept for the client from its last round.
+        carry: what this part carried out of the last step.
         new_state: what it keeps for the next one; only `Upload` sees it.
         diagnostics: diagnostics of all parts.
         optimiser: state of the local optimiser after the last step.
@@ -492,6 +503,7 @@ class Round:
     make_all_examples_step: Callable[[], Step]
     broadcast: State = field(default_factory=dict)
     client_state: State = field(default_factory=dict)
+    carry: State = field(default_factory=dict)
     new_state: State = field(default_factory=dict)
     diagnostics: dict[str, Tensor] = field(default_factory=dict)
     optimiser: State = field(default_factory=dict)
@@ -539,15 +551,27 @@ class Round:
 
 @dataclass(frozen=True)
 class Population:
-    """How many clients a server serves.
+    """What a server knows of clients and model before the first round.
 
     Args:
         clients: C, in all.
         per_round: K, selected in a round.
+        classes: Y, outputs of the classifier; 0 where the model has none that is known.
+        features: F, its inputs; 0 likewise.
+        dtype: type of the parameters.
     """
 
     clients: int
     per_round: int
+    classes: int = 0
+    features: int = 0
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, network: Network, clients: int, per_round: int) -> Population:
+        """Return the population of clients that train a network."""
+        classes, features = network.head_shape
+        return cls(clients, per_round, classes, features, network.dtype)
 
 
 @dataclass(frozen=True)

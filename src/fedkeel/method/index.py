@@ -173,6 +173,16 @@ METHODS: Mapping[str, Entry] = {
         "a corrected proximal term, and gradients uphill",
         {"fedspeed": "fedspeed:FedSpeed"},
     ),
+    "fedsmoo": Entry(
+        "sun2023fedsmoo",
+        "FedDyn on gradients uphill, in a direction that clients agree on",
+        {"fedsmoo": "fedsmoo:FedSMOO"},
+    ),
+    "fedtrip": Entry(
+        "li2023fedtrip",
+        "near the received model and away from the client's last one",
+        {"fedtrip": "fedtrip:FedTrip"},
+    ),
     "fedgamma": Entry(
         "dai2023fedgamma",
         "SCAFFOLD on gradients at the worst point nearby",
@@ -219,6 +229,11 @@ METHODS: Mapping[str, Entry] = {
         "chen2022fedrod",
         "a balanced head, and each client's own beside it",
         {"fedrod": "fedrod:FedRoD"},
+    ),
+    "fedproto": Entry(
+        "tan2022fedproto",
+        "each client's own model, with the mean features of each class shared",
+        {"fedproto": "fedproto:FedProto"},
     ),
     "ditto": Entry(
         "li2021ditto", "each client's own model, drawn to the global one", {"ditto": "ditto:Ditto"}

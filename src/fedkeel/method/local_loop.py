@@ -234,8 +234,7 @@ def client_step(
         moved = call(correction.correct, moved, step.view(correction.name))
         moved = check_tree(correction, moved, params)
     carry = {
-        part.name: call(part.next_carry, params, part_state(local.carry, part.name))
-        for part in plan.carries
+        part.name: call(part.next_carry, params, states.carried(part.name)) for part in plan.carries
     }
     if not step.recorded_losses:
         raise ValueError(_NO_GRADIENT)
@@ -342,6 +341,7 @@ def client_finish(
             round,
             broadcast=part_state(message.broadcast, part),
             client_state=part_state(client.client_state, part),
+            carry=part_state(local.carry, part),
             part=part,
         )
 

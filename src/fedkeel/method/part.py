@@ -26,6 +26,7 @@ class Capability(Enum):
     NOISE = "random numbers in every step"
     SOFT_TARGETS = "a loss that takes what a model predicts for its target"
     CLASSES = "one label for each example, and a score for each class"
+    SHARED_PARAMETERS = "parameters of the model that all clients share"
     SURVEYS = "an exchange of messages before local training"
 
 
@@ -70,7 +71,8 @@ class Part(ABC):
     """The paper's client weights, where it states any."""
     needs: ClassVar[frozenset[Capability]] = frozenset()
     """What the part asks of model, engine and other parts. A method whose needs are not met is
-    refused before anything is trained."""
+    refused before anything is trained. A part with a role that acts on shared parameters, such as a
+    `Penalty`, needs SHARED_PARAMETERS without saying so."""
     breaks: ClassVar[frozenset[Capability]] = frozenset()
     """What no other part of the method can have beside this one. A `Preparation` that is also a
     `Criterion`, a `LossTerm` or a `Penalty` breaks EXAMPLE_LOSSES and SURVEYS without saying so."""

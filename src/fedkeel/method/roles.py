@@ -337,7 +337,12 @@ class Carry(Part):
 
     @abstractmethod
     def next_carry(self, before: Tree, carry: State) -> State:
-        """Return the next step's carry; `before` are the parameters before this step."""
+        """Return the next step's carry.
+
+        Args:
+            before: the parameters before this step.
+            carry: that of this step, with what the part wrote into `step.noted` in its place.
+        """
 
 
 # ---- at the end of a client's round ---------------------------------------------------------

@@ -140,7 +140,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     augment = _described_transform(ingredients, federation.data, settings.seed)
     plan = _plan(settings, _capabilities(network, federation))
     count = len(federation)
-    population = Population(count, 1 if is_pooled else settings.cohort.size(count))
+    population = Population.of(network, count, 1 if is_pooled else settings.cohort.size(count))
     local = pooled_work(settings, clients.sizes) if is_pooled else plan.work(settings.local)
     check_optimiser(plan, local)
     training = LocalTraining(

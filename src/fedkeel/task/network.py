@@ -237,6 +237,13 @@ class Network:
         return self.layout.head
 
     @property
+    def head_shape(self) -> tuple[int, int]:
+        """Outputs and inputs of the classifier, (Y, F); (0, 0) where it has no linear layer."""
+        head = self._train.get_submodule(self.head) if self.head else nn.Identity()
+        linear = [m for m in head.modules() if isinstance(m, nn.Linear)]
+        return (linear[-1].out_features, linear[0].in_features) if linear else (0, 0)
+
+    @property
     def layout(self) -> ParameterLayout:
         """The trained parameters, and where they belong."""
         return ParameterLayout.of(self._train, self.head)

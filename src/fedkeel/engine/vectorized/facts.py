@@ -72,7 +72,8 @@ def _padding_obstacle(setup: TrainingSetup, draws: RandomDraws | None) -> str:
     if obstacle or not user_modules(plan.parts):  # the package's own parts bear padding
         return obstacle
     clients = len(setup.federation)
-    population, classes = Population(clients, clients), setup.federation.data.classes
+    population = Population.of(network, clients, clients)
+    classes = setup.federation.data.classes
     return method_obstacle(setup.training, population, classes, batch, draws)
 
 

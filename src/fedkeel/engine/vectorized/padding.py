@@ -97,7 +97,7 @@ def method_obstacle(
     except Exception as error:
         return f"a trial of the method raises {first_line(error)}"
     random_message = replace(message, broadcast=_random_like(message.broadcast))
-    scale = max(map(_largest_entry, message.params.values()))
+    scale = max(map(_largest_entry, (message.params or network.params).values()))
     first_step = _first_step(training, client_info, message, client_state, False)
     random_step = _first_step(
         training, client_info, random_message, _random_like(client_state), True
