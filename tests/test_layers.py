@@ -1,6 +1,7 @@
 """Imports point one way: the test parses them, and fails on an arrow that runs back.
 
-    config -> data -> task -> method -> engine -> cost -> runner -> study -> reproduce, cli
+    config -> data -> task -> method -> privacy -> engine -> cost -> runner -> study
+    study -> reproduce, cli
 
 `solve` is pure mathematics, used by method; `report` reads records and knows no engine. `errors`,
 `clock`, `rng`, `tree`, `version` and `records` are leaves that anybody may use.

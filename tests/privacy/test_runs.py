@@ -229,3 +229,26 @@ def test_the_page_the_table_and_the_record_show_it(tmp_path: Path) -> None:
     assert "Epsilon spent" in page
     assert "of 4; client level, delta 0.01" in page
     assert method.record.privacy.text == "epsilon 4, delta 0.01, client level"
+
+
+def test_a_key_at_the_server_decides_noise_and_cohorts(tmp_path: Path) -> None:
+    """The same key repeats the bits, and another one, or the seed alone, gives others."""
+    results = {}
+    for name, content in (("a", b"a" * 32), ("b", b"a" * 32), ("c", b"c" * 32)):
+        (tmp_path / name).write_bytes(content)
+        budget = BUDGET.model_copy(update={"key_file": str(tmp_path / name)})
+        run = prepared("dpclient(sigma=2.0)", privacy=budget, cohort=POISSON)
+        results[name] = start(run), run.key
+    without = start(prepared("dpclient(sigma=2.0)", privacy=BUDGET, cohort=POISSON))
+    assert same(results["a"][0], results["b"][0])
+    assert results["a"][1] == results["b"][1] != results["c"][1]
+    cohorts = [[row.clients for row in r.rows] for r in (results["a"][0], results["c"][0], without)]
+    assert cohorts[0] != cohorts[1] != cohorts[2] != cohorts[0]
+    short = BUDGET.model_copy(update={"key_file": str(tmp_path / "short")})
+    (tmp_path / "short").write_bytes(b"1234")
+    with pytest.raises(ConfigError, match="key is too short"):
+        prepared("dpclient(sigma=2.0)", privacy=short)
+    missing = BUDGET.model_copy(update={"key_file": str(tmp_path / "none")})
+    on_node = prepared("dpclient(sigma=2.0)", privacy=missing, cohort=POISSON)  # needs no key
+    with pytest.raises(ConfigError, match="cannot be read"):
+        start(on_node)

@@ -28,6 +28,8 @@ class Privacy(Settings):
         accountant: which account of the library `dp-accounting` counts: ``pld``, the tighter one,
             or ``rdp``; ``auto`` is ``pld`` where it knows the sampling, and ``rdp`` for cohorts or
             batches of a fixed size.
+        key_file: of unit ``client``: a file of secret random bytes, at the server alone, from which
+            noise and cohorts are drawn; without, whoever knows the run's seed can compute both.
     """
 
     epsilon: float = Field(gt=0.0)
@@ -36,9 +38,12 @@ class Privacy(Settings):
     clip: float = Field(1.0, gt=0.0)
     quantile: float | None = Field(None, gt=0.0, lt=1.0)
     accountant: Literal["auto", "pld", "rdp"] = "auto"
+    key_file: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.quantile is not None and self.unit == "example":
             raise ValueError("'quantile' is for unit 'client', and this is unit 'example'")
+        if self.key_file is not None and self.unit == "example":
+            raise ValueError("'key_file' is for unit 'client', whose noise the server draws")
         return self

@@ -20,6 +20,7 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
 from fedkeel.privacy.budget import Budget
+from fedkeel.privacy.secret import server_seed
 from fedkeel.records.baselines import BASELINES
 from fedkeel.task.task import Task
 from fedkeel.tree import Tree
@@ -92,10 +93,15 @@ class Prepared:
         return self.settings.cohort if self.pooled is None else config.Cohort()
 
     @cached_property
+    def server_seed(self) -> int:
+        """The seed of cohorts and of what the server's parts draw."""
+        return server_seed(self.settings.seed, self.settings.privacy)
+
+    @cached_property
     def largest_cohort(self) -> int:
         """The largest number of clients that train in a round."""
-        sizes, settings = self.setup.federation.sizes, self.settings
-        return largest_cohort(self.cohort, sizes, settings.seed, settings.rounds)
+        sizes, rounds = self.setup.federation.sizes, self.settings.rounds
+        return largest_cohort(self.cohort, sizes, self.server_seed, rounds)
 
     @property
     def is_baseline(self) -> bool:

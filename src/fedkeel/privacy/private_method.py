@@ -63,8 +63,7 @@ def with_privacy(
 
     def composed(part: NoisyPart) -> Plan:
         others = [other for other in plan.parts if other.name != part.name]
-        parts = [*others, part] if len(others) == len(plan.parts) else plan.parts
-        return compose(parts, provides, settings.weights)
+        return compose([*others, part], provides, settings.weights)  # it shortens updates last
 
     has_shared_buffers = training.buffers == "average" and bool(training.network.buffers)
     trial = composed(part or _noisy_part(privacy, 1.0))

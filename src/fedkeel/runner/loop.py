@@ -162,7 +162,7 @@ class Run:
         clock.lap("records")  # of the round before
         lr = learning_rate(self._settings, self._setup.training, server.round)
         sizes = self._setup.federation.sizes
-        cohort = select(self._prepared.cohort, sizes, self._settings.seed, server.round)
+        cohort = select(self._prepared.cohort, sizes, self._prepared.server_seed, server.round)
         message = server_message(plan, server, lr)
         clock.lap("sampling")
         if plan.surveys and len(cohort.clients):
@@ -177,7 +177,7 @@ class Run:
             message,
             trained.replies,
             self._prepared.population,
-            self._settings.seed,
+            self._prepared.server_seed,
             self._table.remembered(server.params, trained.replies.clients),
             clock.lap,
         )

@@ -45,6 +45,7 @@ from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.privacy.private_method import with_privacy
+from fedkeel.privacy.secret import key_digest
 from fedkeel.reached_values import Description, describe_value
 from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
@@ -500,6 +501,8 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
         settings.pop("stop")
     if prepared.settings.privacy is None:
         settings.pop("privacy")
+    else:
+        settings["privacy"]["key_file"] = key_digest(prepared.settings.privacy)
     setup, clients = prepared.setup, prepared.clients
     digest = hashlib.blake2b(digest_size=8)
     identity = {

@@ -45,9 +45,10 @@ class DPSGD(GradientRule):
         moves g by 2 c / B at most, with clipped = ``batch`` by 2 c. Without noise
         and penalties g is no longer than c. The noise in g is sigma c z / B, with noise_on =
         ``mean`` sigma c z.
-    Deviations: there is no privacy accounting, and noise as small as FedReg's gives no useful
-        privacy. The paper draws each example with a fixed probability and divides by the expected
-        number; here the run makes the batches, and B is the number of examples in each. Penalties
+    Deviations: without the setting `privacy` nothing is accounted for, and noise as small as
+        FedReg's gives no useful privacy. The paper draws each example with a fixed probability and
+        divides by the expected number; here the run makes the batches, and B is the number of
+        examples in each. Penalties
         are added to g as they are. What other parts compute or send of the data (Mime's gradients,
         say) is neither clipped nor noisy. The noise of a run can be computed from its seed.
 
