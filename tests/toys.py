@@ -170,6 +170,7 @@ def prepared(
     cohort: fk.Cohort | None = None,
     evaluation: fk.Evaluation | None = None,
     stop: fk.Stop | None = None,
+    adversary: fk.Adversary | None = None,
     test: fk.Dataset | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     seed: int = 0,
@@ -187,6 +188,7 @@ def prepared(
         cohort=cohort or fk.Cohort(clients=per_round),
         evaluation=evaluation or fk.Evaluation(batch_size=16),
         stop=stop or fk.Stop(),
+        adversary=adversary or fk.Adversary(),
         engine=config.build(config.Engine, values, "test"),
     )
     more = {} if loss is None else {"loss": loss}

@@ -14,6 +14,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: see engine/he
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 0.3 ms, not 8
 
 if TYPE_CHECKING:
+    from fedkeel.config import Adversary as Adversary
     from fedkeel.config import Cohort as Cohort
     from fedkeel.config import Engine as Engine
     from fedkeel.config import Evaluation as Evaluation
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from fedkeel.task.task import Task as Task
 
 _HOMES = {
-    "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
+    "fedkeel.config": ("Adversary", "Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
     "fedkeel.data.dataset": ("Dataset",),
     "fedkeel.data.federation": ("Federation", "federation"),
     "fedkeel.data.partition.from_arrays": (

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedkeel.config.adversary import Adversary
 from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.early_stopping import Stop
@@ -234,6 +235,7 @@ class Run(Settings):
         cohort: participation.
         evaluation: when the global model is evaluated.
         stop: when the run ends before its last round.
+        adversary: attackers among the clients.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
     """
@@ -247,6 +249,7 @@ class Run(Settings):
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()
     stop: Stop = Stop()
+    adversary: Adversary = Adversary()
     engine: Engine = Engine()
     flower: Flower = Flower()
 

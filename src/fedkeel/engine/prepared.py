@@ -18,6 +18,7 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
 from fedkeel.records.baselines import BASELINES
+from fedkeel.robust.attackers import Attack
 from fedkeel.task.task import Task
 from fedkeel.tree import Tree
 
@@ -63,6 +64,7 @@ class Prepared:
             run is never taken for an earlier one.
         pooled: the clients whose examples the run trains on in one place; None where each client
             trains on its own.
+        attack: the attackers, None where there are none.
     """
 
     settings: config.Run
@@ -75,6 +77,7 @@ class Prepared:
     state: Place = "memory"
     unseen: tuple[str, ...] = ()
     pooled: Federation | None = None
+    attack: Attack | None = None
 
     @property
     def clients(self) -> Federation:

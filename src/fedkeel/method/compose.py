@@ -61,7 +61,9 @@ from fedkeel.task.parameter_names import ParameterLayout
 
 R = TypeVar("R", bound=Part)
 
-LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
+LOOP = frozenset(
+    {Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES, Capability.SEPARATE_UPDATES}
+)
 """What the client loop always provides."""
 SIMULATION = frozenset(
     {
@@ -430,6 +432,7 @@ def _broken(part: Part) -> frozenset[Capability]:
 WHY = {
     Capability.LINEAR_ACCUMULATION: "divides by the length of that path",
     Capability.WHOLE_UPDATES: "uses how far clients have moved",
+    Capability.SEPARATE_UPDATES: "joins each update with what else it knows of that client",
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
     Capability.SURVEYS: "asks for a gradient before anything is prepared",
     Capability.SHARED_PARAMETERS: "acts on those",

@@ -27,6 +27,7 @@ from fedkeel.records.baselines import LOCAL
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
+from fedkeel.runner.attack import under_attack, with_success_rate
 from fedkeel.runner.best_model import BestModelKeeper
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
 from fedkeel.runner.checkpoint import Checkpoints
@@ -206,7 +207,8 @@ class Run:
             done += trained
             self._callbacks.on_clients_trained(done, count)
 
-        return engine.train(message, cohort.clients, tick)
+        trained = engine.train(message, cohort.clients, tick)
+        return under_attack(trained, self._prepared, message.round)
 
     def _record_round(
         self,
@@ -249,7 +251,8 @@ class Run:
             return self._models.with_test_scores(row)
         if self._prepared.judges_personal_models:
             return with_personal_scores(row, engine, self._prepared, self._server, judged=True)
-        return with_test_scores(row, engine, self._setup, self._server)
+        row = with_test_scores(row, engine, self._setup, self._server)
+        return with_success_rate(row, self._prepared, self._server)
 
     def _with_client_scores(self, row: RoundRecord, engine: Engine) -> RoundRecord:
         if self._models is not None:

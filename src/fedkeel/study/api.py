@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from fedkeel import config
 from fedkeel.data.augment import Transform
 from fedkeel.data.federation import Federation
-from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.method.grammar import split_expressions
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay, progress_display, run_name
+from fedkeel.runner.progress import run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study.arguments import (
@@ -29,6 +25,7 @@ from fedkeel.study.arguments import (
 )
 from fedkeel.study.compare import Comparison
 from fedkeel.study.compare import compare as _compare
+from fedkeel.study.watching import display_of, interruptible
 from fedkeel.task.task import Task
 
 
@@ -46,6 +43,7 @@ def run(
     weights: config.ChosenWeights | None = None,
     evaluation: config.Evaluation | None = None,
     stop: config.Stop | None = None,
+    adversary: config.Adversary | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     out: str | Path | None = None,
@@ -70,6 +68,7 @@ def run(
         weights: how clients count in the mean; None and ``"method"`` take what the method states.
         evaluation: when the model is evaluated.
         stop: when the run ends before its last round; None never.
+        adversary: attackers among the clients; None for none.
         engine: what runs the clients.
         cohort: participation in full, in place of the two above.
         out: run folder; None keeps the run in memory.
@@ -101,15 +100,16 @@ def run(
         cohort=cohort_settings(cohort, participation, clients_per_round),
         evaluation=evaluation,
         stop=stop,
+        adversary=adversary,
         engine=engine,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
-    with _display(progress) as display, one_at_a_time(display.waiting):
+    with display_of(progress) as display, one_at_a_time(display.waiting):
         display.prepare()
         prepared = prepare(settings, ingredients)
         following = [*callbacks, display.follow(run_name(settings))]
-        with _interruptible(display):
+        with interruptible(display):
             return start(prepared, folder, resume, following)
 
 
@@ -128,6 +128,7 @@ def compare(
     weights: config.ChosenWeights | None = None,
     evaluation: config.Evaluation | None = None,
     stop: config.Stop | None = None,
+    adversary: config.Adversary | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     out: str | Path | None = None,
@@ -154,6 +155,7 @@ def compare(
             weights. ``"method"`` takes what each method states.
         evaluation: as in `run`.
         stop: as in `run`; each run ends by itself.
+        adversary: as in `run`.
         engine: as in `run`.
         cohort: as in `run`.
         out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
@@ -178,31 +180,16 @@ def compare(
         cohort=cohort_settings(cohort, participation, clients_per_round),
         evaluation=evaluation,
         stop=stop,
+        adversary=adversary,
         engine=engine,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
     with (
-        _display(progress) as display,
-        _interruptible(display),
+        display_of(progress) as display,
+        interruptible(display),
         one_at_a_time(display.waiting),
     ):
         return _compare(
             settings, ingredients, wanted.methods, wanted.seeds, folder, display, callbacks
         )
-
-
-def _display(progress: bool | None) -> ProgressDisplay:
-    """Return what shows the progress of a call; with None it is shown on a terminal alone."""
-    console = Console(stderr=True)
-    quiet = not (console.is_terminal if progress is None else progress)
-    return progress_display(console, quiet)
-
-
-@contextmanager
-def _interruptible(display: ProgressDisplay) -> Iterator[None]:
-    """Let a first interrupt end the call after the round at hand, and raise it then."""
-    with interrupts(display.stopping) as stop:
-        yield
-    if stop.is_set():
-        raise KeyboardInterrupt

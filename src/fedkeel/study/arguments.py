@@ -24,6 +24,7 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "cohort": (config.Cohort, "participation=0.1"),
     "evaluation": (config.Evaluation, "every=10"),
     "stop": (config.Stop, "patience=10"),
+    "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
     "engine": (config.Engine, "kind='sequential'"),
 }
 """Arguments that are settings themselves, with their class and how it may be called."""
@@ -31,7 +32,7 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
 
 def run_settings(**values: object) -> config.Run:
     """Return the settings of a run, or refuse an argument that is no settings (ConfigError)."""
-    for name in ("evaluation", "stop", "engine"):
+    for name in ("evaluation", "stop", "adversary", "engine"):
         values[name] = {} if values[name] is None else values[name]
     for name, (kind, example) in _TABLES.items():
         if not isinstance(values[name], (kind, Mapping)):

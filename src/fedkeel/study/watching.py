@@ -1,0 +1,27 @@
+"""Showing the progress of a call of the Python interface, and ending it on an interrupt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from fedkeel.engine.process.interrupts import interrupts
+from fedkeel.runner.progress import ProgressDisplay, progress_display
+
+
+def display_of(progress: bool | None) -> ProgressDisplay:
+    """Return what shows the progress of a call; with None it is shown on a terminal alone."""
+    console = Console(stderr=True)
+    quiet = not (console.is_terminal if progress is None else progress)
+    return progress_display(console, quiet)
+
+
+@contextmanager
+def interruptible(display: ProgressDisplay) -> Iterator[None]:
+    """Let a first interrupt end the call after the round at hand, and raise it then."""
+    with interrupts(display.stopping) as stop:
+        yield
+    if stop.is_set():
+        raise KeyboardInterrupt
