@@ -57,7 +57,7 @@ BESIDE_FEDPROTO = (
 )
 NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
 ROBUST = ("krum", "multikrum", "bulyan", "cclip", "nnm", "bucketing")
-BY_CLIENT = ("fedvarp", "mifa", "feddisco", "fedau", "fedawa", "qfedavg", "term", "afl")
+BY_CLIENT = ("fedsmoo", "fedvarp", "mifa", "feddisco", "fedau", "fedawa", "qfedavg", "term", "afl")
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many,

@@ -61,10 +61,10 @@ from fedkeel.task.parameter_names import ParameterLayout
 
 R = TypeVar("R", bound=Part)
 
-LOOP = frozenset(
-    {Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES, Capability.SEPARATE_UPDATES}
-)
+LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
 """What the client loop always provides."""
+SERVER = frozenset({Capability.SEPARATE_UPDATES})
+"""What the server round always provides."""
 SIMULATION = frozenset(
     {
         Capability.PER_CLIENT_UPDATES,
@@ -254,7 +254,7 @@ def compose(
     _check_names(parts, expression)
     _check_slots(parts, expression)
     if provides is not None:
-        _check_needs(parts, frozenset(provides) | LOOP)
+        _check_needs(parts, frozenset(provides) | LOOP | SERVER)
     _check_breaks(parts, expression)
 
     def staged(role: type[R], stage: str) -> tuple[R, ...]:
