@@ -66,7 +66,7 @@ NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
 
 TABLES = (
     *("data", "partition", "model", "task", "local", "local.schedule", "cohort", "evaluation"),
-    *("stop", "diagnose", "engine", "compare", "tune", "flower"),
+    *("stop", "diagnose", "adversary", "engine", "compare", "tune", "flower"),
 )
 """Tables of an experiment file, in the order of the page."""
 

@@ -14,6 +14,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: see engine/he
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 0.3 ms, not 8
 
 if TYPE_CHECKING:
+    from fedkeel.config import Adversary as Adversary
     from fedkeel.config import Cohort as Cohort
     from fedkeel.config import Diagnose as Diagnose
     from fedkeel.config import Engine as Engine
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedkeel.config": (
+        "Adversary",
         "Cohort",
         "Diagnose",
         "Engine",

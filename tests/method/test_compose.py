@@ -12,6 +12,7 @@ from fedkeel.config import Local
 from fedkeel.errors import CompositionError
 from fedkeel.method.compose import (
     LOOP,
+    SERVER,
     SIMULATION,
     compose,
     roles_of,
@@ -109,7 +110,7 @@ def test_a_whole_number_is_a_float_and_a_fraction_is_no_whole_number() -> None:
 @pytest.mark.parametrize("entry", REGISTRY)
 def test_what_a_method_needs_has_to_be_provided(entry: str) -> None:
     plan = parse(entry, EVERYTHING)
-    assert plan.needs <= EVERYTHING | LOOP
+    assert plan.needs <= EVERYTHING | LOOP | SERVER
     assert plan.needs == frozenset().union(*(part.needs for part in plan.parts))
     for need in plan.needs & EVERYTHING:
         with pytest.raises(CompositionError) as caught:

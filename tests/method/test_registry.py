@@ -37,7 +37,8 @@ SERVER = (
     *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam"),
 )
 REDUCE = (
-    *("median", "trimmed_mean", "fedvarp", "mifa", "dpclient", "dpquantile", "feddisco"),
+    *("median", "trimmed_mean", "krum", "multikrum", "bulyan", "geomedian", "cclip"),
+    *("fedvarp", "mifa", "dpclient", "dpquantile", "feddisco"),
     *("fedau", "fedawa", "qfedavg", "term", "afl"),
 )
 CODEC = ("topk", "quantise", "ffalora")
@@ -54,8 +55,10 @@ BESIDE_FEDPROTO = (
     *("fedavg", "fedsgd", "fedlc", "fedntd", "feddecorr", "fedmlb", "feduv", "knnper", "finetune"),
     *("fedper", "fedrep", "lgfedavg", "fedbn", "fedbabu", "fedsalora", "rolora"),
 )
-SINGLE = ("fedgc", "gradma", "fedgh")
+SINGLE = ("fedgc", "gradma", "fedgh", "normbound", "nnm", "bucketing")
 NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
+ROBUST = ("krum", "multikrum", "bulyan", "cclip", "nnm", "bucketing")
+BY_CLIENT = ("fedsmoo", "fedvarp", "mifa", "feddisco", "fedau", "fedawa", "qfedavg", "term", "afl")
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many,
@@ -144,6 +147,10 @@ ILLEGAL = {
         for pair in combinations(REGISTRY, 2)
         if "fedproto" in pair and not set(pair) - {"fedproto"} <= set(BESIDE_FEDPROTO)
     },
+    **{("fedgc", robust): WEIGHTS for robust in ROBUST},
+    # buckets are updates of nobody in particular
+    **{(each, "bucketing"): BROKEN for each in ("gradma", "feddyn")},
+    **{("bucketing", each): BROKEN for each in BY_CLIENT},
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

@@ -5,6 +5,7 @@ given and what is accepted. What a run used is written resolved into its folder,
 that file again repeats the run.
 """
 
+from fedkeel.config.adversary import Adversary
 from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.diagnose import Diagnose
@@ -32,6 +33,7 @@ from fedkeel.config.toml import UNSET, build, load, override, to_toml
 
 __all__ = [
     "UNSET",
+    "Adversary",
     "Buffers",
     "Choices",
     "ChosenWeights",

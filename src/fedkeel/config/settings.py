@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedkeel.config.adversary import Adversary
 from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.diagnose import Diagnose
@@ -250,6 +251,7 @@ class Run(Settings):
         evaluation: when the global model is evaluated.
         stop: when the run ends before its last round.
         diagnose: what is measured beside the scores.
+        adversary: attackers among the clients.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
         privacy: the budget of differential privacy; None runs without.
@@ -265,6 +267,7 @@ class Run(Settings):
     evaluation: Evaluation = Evaluation()
     stop: Stop = Stop()
     diagnose: Diagnose = Diagnose()
+    adversary: Adversary = Adversary()
     engine: Engine = Engine()
     flower: Flower = Flower()
     privacy: Privacy | None = None

@@ -50,6 +50,8 @@ class TrainingSetup:
         metrics: what is measured in an evaluation.
         eval_batch: examples in one forward pass of an evaluation, at most.
         precision: of the factors of products in training and evaluation.
+        keeps_updates: whether the updates of single clients are kept where the method needs no more
+            than their sum.
     """
 
     training: LocalTraining
@@ -60,6 +62,7 @@ class TrainingSetup:
     augment: bool | Transform = False
     eval_batch: int = 1000
     precision: Precision = "float32"
+    keeps_updates: bool = False
 
     @cached_property
     def shard(self) -> int:
@@ -147,6 +150,7 @@ class TrainedCohort:
         processor_seconds: as in `RoundRecord`.
         remote: traffic and failures, where clients are on other machines; K are then the clients
             that answered.
+        attackers: clients whose updates, or whose examples, are an attack.
     """
 
     replies: Replies
@@ -156,6 +160,7 @@ class TrainedCohort:
     seconds: dict[str, float] = field(default_factory=dict)
     processor_seconds: float | None = None
     remote: RemoteReport | None = None
+    attackers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from fedkeel.method.server_memory import initial_table_row
 from fedkeel.privacy.budget import Budget
 from fedkeel.privacy.secret import server_seed
 from fedkeel.records.baselines import BASELINES
+from fedkeel.robust.attackers import Attack
 from fedkeel.task.task import Task
 from fedkeel.tree import Tree
 
@@ -68,6 +69,7 @@ class Prepared:
         budget: the budget of privacy, None without one.
         pooled: the clients whose examples the run trains on in one place; None where each client
             trains on its own.
+        attack: the attackers, None where there are none.
     """
 
     settings: config.Run
@@ -81,6 +83,7 @@ class Prepared:
     unseen: tuple[str, ...] = ()
     pooled: Federation | None = None
     budget: Budget | None = None
+    attack: Attack | None = None
 
     @property
     def clients(self) -> Federation:

@@ -76,7 +76,8 @@ class ReplyRows:
         self._survey_spec = specs_below(spec, SURVEY_PREFIX)
         self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY_PREFIX)}
         self._client_state_spec = specs_below(spec, CLIENT_STATE_PREFIX)
-        self.summed = sums and setup.training.plan.needs_only_update_sum
+        can_add_up = setup.training.plan.needs_only_update_sum and not setup.keeps_updates
+        self.summed = sums and can_add_up
         uploads = (f"uploads/{part}/" for part in setup.training.plan.sum_only_uploads)
         prefixes = (UPDATE_PREFIX, *uploads) if self.summed else ()
         summed = {k: v for k, v in self._spec.items() if k.startswith(prefixes)}

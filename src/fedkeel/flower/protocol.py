@@ -70,6 +70,8 @@ class Agreement(Settings):
             "buffers": prepared.setup.training.buffers,
             "parameters": {k: list(v.shape) for k, v in network.params.items()},
         }
+        if prepared.attack is not None:
+            facts["adversary"] = settings.adversary.model_dump(mode="json")
         experiment = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)
         model = _model_digest(network, prepared)
         return cls(experiment=experiment.hexdigest(), model=model)

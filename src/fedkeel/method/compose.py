@@ -63,6 +63,8 @@ R = TypeVar("R", bound=Part)
 
 LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
 """What the client loop always provides."""
+SERVER = frozenset({Capability.SEPARATE_UPDATES})
+"""What the server round always provides."""
 SIMULATION = frozenset(
     {
         Capability.PER_CLIENT_UPDATES,
@@ -252,7 +254,7 @@ def compose(
     _check_names(parts, expression)
     _check_slots(parts, expression)
     if provides is not None:
-        _check_needs(parts, frozenset(provides) | LOOP)
+        _check_needs(parts, frozenset(provides) | LOOP | SERVER)
     _check_breaks(parts, expression)
 
     def staged(role: type[R], stage: str) -> tuple[R, ...]:
@@ -430,6 +432,7 @@ def _broken(part: Part) -> frozenset[Capability]:
 WHY = {
     Capability.LINEAR_ACCUMULATION: "divides by the length of that path",
     Capability.WHOLE_UPDATES: "uses how far clients have moved",
+    Capability.SEPARATE_UPDATES: "joins each update with what else it knows of that client",
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
     Capability.SURVEYS: "asks for a gradient before anything is prepared",
     Capability.SHARED_PARAMETERS: "acts on those",

@@ -106,6 +106,38 @@ METHODS: Mapping[str, Entry] = {
         "coordinate-wise mean without the extremes",
         {"trimmed_mean": "robust:TrimmedMean"},
     ),
+    "krum": Entry(
+        "blanchard2017", "the update that is closest to its nearest others", {"krum": "krum:Krum"}
+    ),
+    "multikrum": Entry(
+        "blanchard2017",
+        "mean of the updates that are closest together",
+        {"multikrum": "krum:MultiKrum"},
+    ),
+    "bulyan": Entry(
+        "elmhamdi2018",
+        "updates chosen by Krum, averaged near their median",
+        {"bulyan": "krum:Bulyan"},
+    ),
+    "geomedian": Entry(
+        "pillutla2022",
+        "geometric median of the updates",
+        {"geomedian": "geomedian:GeometricMedian"},
+    ),
+    "cclip": Entry(
+        "karimireddy2021history",
+        "updates clipped around the last aggregate",
+        {"cclip": "cclip:CentredClipping"},
+    ),
+    "normbound": Entry(
+        "sun2019backdoor", "updates no longer than a bound", {"normbound": "normbound:NormBound"}
+    ),
+    "nnm": Entry(
+        "allouah2023", "each update averaged with its nearest ones", {"nnm": "mixing:NearestMixing"}
+    ),
+    "bucketing": Entry(
+        "karimireddy2022", "means of random buckets of updates", {"bucketing": "mixing:Bucketing"}
+    ),
     "fedacg": Entry(
         "kim2024fedacg", "clients start ahead along the momentum", {"fedacg": "fedacg:FedACG"}
     ),

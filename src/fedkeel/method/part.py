@@ -18,6 +18,7 @@ class Capability(Enum):
     LINEAR_ACCUMULATION = "a local path that is a weighted sum of gradients"
     WHOLE_UPDATES = "updates that are as long as clients have moved, not divided by their steps"
     PER_CLIENT_UPDATES = "single clients' updates at the server"
+    SEPARATE_UPDATES = "one update of each client at the server"
     STABLE_CLIENTS = "clients that keep their index from round to round"
     FEATURES = "a classifier whose inputs are the features"
     BLOCKS = "a network of several blocks, one after the other"

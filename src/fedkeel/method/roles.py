@@ -433,6 +433,10 @@ class CohortTransform(Part):
     You need it when updates are compared with one another, such as to remove conflicts.
     """
 
+    merges_updates: ClassVar[bool] = False
+    """Whether fewer updates may be returned, which then count equally. A part that sets it to True
+    breaks SEPARATE_UPDATES: reductions, tables and states by client do not go with it."""
+
     @abstractmethod
     def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
         """Return the changed updates."""

@@ -162,10 +162,12 @@ def _aggregate(
     lap("server")
     for transform in plan.cohort_transforms:
         changed = call(transform.transform_cohort, updates, view(transform.name))
-        updates = check_span(transform, changed, updates)
+        updates = check_span(transform, changed, updates, transform.merges_updates)
     lap("projection")
-    reduction = plan.reduction
-    update = call(reduction.reduce, updates, view(reduction.name))
+    reduction, reduced = plan.reduction, view(plan.reduction.name)
+    if len(updates) < len(cohort.clients):  # they were merged, and count equally
+        reduced = replace(reduced, weights=np.full(len(updates), 1.0 / len(updates)))
+    update = call(reduction.reduce, updates, reduced)
     update = check_tree(reduction, update, server.params)
     if reduction.hides_updates:
         updates, cohort = round_values.hidden_updates(update, cohort)

@@ -307,6 +307,7 @@ class RunRecord:
             ``attempts`` that a draw took; ``says``, all that in words.
         local: settings of local training in words.
         participation: clients in a round, and of how many.
+        adversary: what simulated attackers do, and who they are, in words; "" without any.
         target: test score for rounds to target, or None.
         task: ``loss``; ``metrics``, each with ``name``, ``higher_is_better`` and ``unit``; and the
             ``score``, the name of the metric by which models are judged. Of runs of earlier
@@ -352,6 +353,7 @@ class RunRecord:
     task: TaskRecord = field(default_factory=TaskRecord)
     judges: Literal["global", "personal"] = "global"
     new_clients: list[Count] = field(default_factory=list)
+    adversary: str = field(default="", metadata=_OPTIONAL)
     warnings: list[str] = field(default_factory=list)
     privacy: PrivacyRecord | None = field(default=None, metadata=_OPTIONAL)
     best_model: BestModel | None = None

@@ -29,6 +29,7 @@ from fedkeel.records.baselines import LOCAL
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
+from fedkeel.runner.attack import under_attack, with_success_rate
 from fedkeel.runner.best_model import BestModelKeeper
 from fedkeel.runner.budget import BudgetKeeper
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
@@ -78,8 +79,7 @@ class Run:
         )
         early_stopping = EarlyStopping(self._settings.stop, score, needed)
         self._models: ClientModels | None = None  # where each client has its own
-        has_one_model = not self._setup.training.shares_nothing
-        best = [self._best] if has_one_model else []
+        best = [] if self._setup.training.shares_nothing else [self._best]
         self._observer = Observer(prepared, record.engine.device)
         self._spending = BudgetKeeper(prepared.budget)
         self._callbacks = CallbackList([self._spending, early_stopping, *best, *callbacks])
@@ -212,7 +212,8 @@ class Run:
             done += trained
             self._callbacks.on_clients_trained(done, count)
 
-        return engine.train(message, cohort.clients, tick)
+        replies = engine.train(message, cohort.clients, tick)
+        return under_attack(replies, self._prepared, message.round)
 
     def _record_round(
         self,
@@ -257,7 +258,8 @@ class Run:
             return self._models.with_test_scores(row)
         if self._prepared.judges_personal_models:
             return with_personal_scores(row, engine, self._prepared, self._server, judged=True)
-        return with_test_scores(row, engine, self._setup, self._server)
+        row = with_test_scores(row, engine, self._setup, self._server)
+        return with_success_rate(row, self._prepared, self._server)
 
     def _with_client_scores(self, row: RoundRecord, engine: Engine) -> RoundRecord:
         if self._models is not None:

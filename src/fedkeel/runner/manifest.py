@@ -37,6 +37,7 @@ from fedkeel.records.run_record import (
     Scale,
 )
 from fedkeel.records.score import TaskRecord
+from fedkeel.runner.attack import task_record
 from fedkeel.runner.baselines import describe_baseline
 from fedkeel.runner.warnings import find_warnings
 from fedkeel.task.losses import loss_name
@@ -77,11 +78,15 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             head=network.head,
             args=dict(prepared.ingredients.model_args),
         ),
-        task=TaskRecord(
-            loss=loss_name(network.task_loss),
-            metrics=setup.metrics.infos,
-            score=setup.metrics.score_name,
+        task=task_record(
+            prepared,
+            TaskRecord(
+                loss=loss_name(network.task_loss),
+                metrics=setup.metrics.infos,
+                score=setup.metrics.score_name,
+            ),
         ),
+        adversary="" if prepared.attack is None else prepared.attack.description,
         judges="personal" if prepared.judges_personal_models else "global",
         new_clients=new_clients(settings.cohort, len(prepared.clients), settings.seed).tolist(),
         data=_data_record(setup),

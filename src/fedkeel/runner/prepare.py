@@ -49,6 +49,7 @@ from fedkeel.privacy.secret import key_digest
 from fedkeel.reached_values import Description, describe_value
 from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
+from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
 from fedkeel.task.losses import OF_QUANTITIES, cox, cross_entropy, make_loss
 from fedkeel.task.models import make
@@ -123,7 +124,9 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             do="make the call outside of the `with` block or the decorated function",
         )
     dtype = DTYPES[settings.engine.dtype]
-    clients = _converted(ingredients.clients(settings.seed), dtype)
+    honest = _converted(ingredients.clients(settings.seed), dtype)
+    attack = find_attack(settings, honest)
+    clients = honest if attack is None else attack.poison(honest)
     is_pooled = settings.method == CENTRALISED
     federation = clients.in_one_place() if is_pooled else clients
     test = _matched_test_set(federation.data, ingredients.test.to(dtype))
@@ -144,6 +147,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     population = Population.of(network, count, 1 if is_pooled else settings.cohort.size(count))
     local = pooled_work(settings, clients.sizes) if is_pooled else plan.work(settings.local)
     check_optimiser(plan, local)
+    check_attack(attack, plan)
     training = LocalTraining(
         plan,
         network,
@@ -177,6 +181,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.evaluation.batch_size
         or evaluation_batch(network, rows_of(federation.data.x, slice(2))),
         settings.engine.precision,
+        keeps_updates=attack is not None and attack.changes_updates,
     )
     _check_evaluation_of_one(setup)
     _check_evaluation_memory(setup)
@@ -202,6 +207,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         unseen=unseen,
         pooled=clients if is_pooled else None,
         budget=budget,
+        attack=attack,
     )
     key = _key(prepared, digests_of_modules(own), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
@@ -503,6 +509,8 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
         settings.pop("privacy")
     else:
         settings["privacy"]["key_file"] = key_digest(prepared.settings.privacy)
+    if prepared.attack is None:
+        settings.pop("adversary")
     setup, clients = prepared.setup, prepared.clients
     digest = hashlib.blake2b(digest_size=8)
     identity = {

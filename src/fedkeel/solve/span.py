@@ -101,18 +101,32 @@ def combine(coefficients: Floats, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Span:
-    """K vectors, each a combination of the K received updates, stored as coefficients.
+    """Vectors, each a combination of the K received updates, stored as coefficients.
+
+    There are K of them, or fewer where updates were merged.
 
     Args:
         rows: the received updates, tensors [K, ...].
-        mix: coefficients [K, K] for each tensor name, or None for the updates themselves.
+        mix: coefficients [J, K] for each tensor name, or None for the updates themselves.
     """
 
     rows: Tree
     mix: Mapping[str, Floats] | None = None
 
     def __len__(self) -> int:
+        if self.mix is not None:
+            return len(next(iter(self.mix.values())))
         return len(next(iter(self.rows.values())))
+
+    def norms(self, names: Sequence[str]) -> Floats:
+        """Return [K] lengths of the vectors, over the named tensors."""
+        if self.mix is not None:
+            return np.asarray(np.sqrt(np.diagonal(self.gram(names))))
+        squares = torch.zeros(len(self), dtype=torch.float64)
+        for name in names:
+            rows = torch.linalg.vector_norm(_flat(self.rows[name]), dim=1, dtype=torch.float64)
+            squares += rows.cpu().square()
+        return np.asarray(squares.sqrt().numpy())
 
     def gram(self, names: Sequence[str]) -> Floats:
         """Return [K, K] inner products of the vectors, over the named tensors.
@@ -141,7 +155,7 @@ class Span:
         return total
 
     def combined(self, coefficients: Mapping[str, Floats]) -> Span:
-        """Return the combinations `coefficients` [K, K] (by tensor name) of these vectors."""
+        """Return the combinations `coefficients` [J, K] (by tensor name) of these vectors."""
         if self.mix is None:
             return Span(self.rows, dict(coefficients))
         return Span(self.rows, {k: c @ self.mix[k] for k, c in coefficients.items()})
@@ -193,6 +207,10 @@ class Sums(Span):
             return {}
         shares = np.full((1, len(next(iter(self.rows.values())))), factor)
         return {name: combine(shares, rows)[0] for name, rows in self.rows.items()}
+
+    def norms(self, names: Sequence[str]) -> Floats:
+        """Raise a TypeError."""
+        raise TypeError(_ONLY_SUMS)
 
     def gram(self, names: Sequence[str]) -> Floats:
         """Raise a TypeError."""

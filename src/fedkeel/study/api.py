@@ -44,6 +44,7 @@ def run(
     weights: config.ChosenWeights | None = None,
     evaluation: config.Evaluation | None = None,
     stop: config.Stop | None = None,
+    adversary: config.Adversary | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     privacy: config.Privacy | None = None,
@@ -70,6 +71,7 @@ def run(
         weights: how clients count in the mean; None and ``"method"`` take what the method states.
         evaluation: when the model is evaluated.
         stop: when the run ends before its last round; None never.
+        adversary: attackers among the clients; None for none.
         engine: what runs the clients.
         cohort: participation in full, in place of the two above.
         privacy: the budget of differential privacy, which noise is calibrated for.
@@ -104,6 +106,7 @@ def run(
         evaluation=evaluation,
         stop=stop,
         diagnose=diagnose,
+        adversary=adversary,
         engine=engine,
         privacy=privacy,
     )
@@ -132,6 +135,7 @@ def compare(
     weights: config.ChosenWeights | None = None,
     evaluation: config.Evaluation | None = None,
     stop: config.Stop | None = None,
+    adversary: config.Adversary | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     privacy: config.Privacy | None = None,
@@ -160,6 +164,7 @@ def compare(
             weights. ``"method"`` takes what each method states.
         evaluation: as in `run`.
         stop: as in `run`; each run ends by itself.
+        adversary: as in `run`.
         engine: as in `run`.
         cohort: as in `run`.
         privacy: as in `run`; of unit ``client``, all clients have equal weights.
@@ -187,6 +192,7 @@ def compare(
         evaluation=evaluation,
         stop=stop,
         diagnose=diagnose,
+        adversary=adversary,
         engine=engine,
         privacy=privacy,
     )

@@ -28,6 +28,7 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "evaluation": (config.Evaluation, "every=10"),
     "stop": (config.Stop, "patience=10"),
     "diagnose": (config.Diagnose, "kinds=['drift'], every=5"),
+    "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
     "engine": (config.Engine, "kind='sequential'"),
     "privacy": (config.Privacy, "epsilon=8.0, delta=1e-5"),
 }
@@ -38,7 +39,7 @@ def run_settings(**values: object) -> config.Run:
     """Return the settings of a run, or refuse an argument that is no settings (ConfigError)."""
     if isinstance(values["diagnose"], str | list | tuple):
         values["diagnose"] = {"kinds": values["diagnose"]}
-    for name in ("evaluation", "stop", "diagnose", "engine"):
+    for name in ("evaluation", "stop", "diagnose", "adversary", "engine"):
         values[name] = {} if values[name] is None else values[name]
     for name, (kind, example) in _TABLES.items():
         if name == "privacy" and values[name] is None:

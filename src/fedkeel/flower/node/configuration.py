@@ -11,6 +11,7 @@ from fedkeel.errors import ConfigError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.node.local_data import read_local_data
 from fedkeel.flower.node.node import Node
+from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.prepare import gather, prepare
 
 _KEYS = ("partition-id", "num-partitions", "state", "data", "name")
@@ -32,6 +33,7 @@ def make_node(experiment: Experiment, config: Mapping[str, object]) -> Node:
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
     """
     _refuse_misspelled(config)
+    refuse_on_nodes(experiment.adversary)
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
     folder = state_folder(config)
     if is_on_nodes(experiment):

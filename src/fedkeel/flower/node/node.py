@@ -152,7 +152,10 @@ class Node:
         job = ClientJob(row, item.client, item.steps_done)
         with use_numerics(setup.precision):
             result = train_client(setup, message, job, client_state)
-        reply = result.reply
+        reply, attack = result.reply, self.prepared.attack
+        if attack is not None and attack.lies_alone(item.client):
+            update = attack.change(reply.update, request.round, item.client)
+            reply = replace(reply, update=update)
         digest = ""
         if self.specs.client_state:
             digest = storage.store(request.round + 1, reply.client_state)

@@ -27,6 +27,7 @@ from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
+from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressLines, run_name
@@ -113,6 +114,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     """
     refuse_secure_aggregation(experiment)
     check_federation(experiment)
+    refuse_on_nodes(experiment.adversary)
     settings = experiment.flower
     parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
     builder(experiment.model.name)

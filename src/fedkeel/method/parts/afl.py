@@ -60,7 +60,7 @@ class AFL(Upload, Reduction, ServerState):
     name: ClassVar[str] = "afl"
     paper: ClassVar[str] = "mohri2019afl"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS}
+        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
     def upload(self, round: Round) -> State:

@@ -59,7 +59,7 @@ class FedAU(Reduction, Table):
     paper: ClassVar[str] = "wang2024fedau"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS}
+        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:

@@ -71,7 +71,7 @@ class FedAWA(Upload, Reduction, Table):
     name: ClassVar[str] = "fedawa"
     paper: ClassVar[str] = "shi2025fedawa"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS}
+        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
     def upload(self, round: Round) -> State:

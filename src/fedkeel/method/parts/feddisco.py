@@ -85,7 +85,12 @@ class FedDisco(Upload, Reduction):
     name: ClassVar[str] = "feddisco"
     paper: ClassVar[str] = "ye2023feddisco"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.CLASS_COUNTS, Capability.CLASSES, Capability.PER_CLIENT_UPDATES}
+        {
+            Capability.CLASS_COUNTS,
+            Capability.CLASSES,
+            Capability.PER_CLIENT_UPDATES,
+            Capability.SEPARATE_UPDATES,
+        }
     )
 
     def upload(self, round: Round) -> State:

@@ -72,7 +72,7 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
     server_holds_sum: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.STABLE_CLIENTS, Capability.WHOLE_UPDATES}
+        {Capability.STABLE_CLIENTS, Capability.WHOLE_UPDATES, Capability.SEPARATE_UPDATES}
     )
 
     @property

@@ -59,7 +59,7 @@ class FedVARP(Reduction, Table, ServerState):
     paper: ClassVar[str] = "jhunjhunwala2022"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS}
+        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
     def unit(self, cohort: Cohort) -> float:

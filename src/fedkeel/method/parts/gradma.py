@@ -177,7 +177,7 @@ class GradMAS(ServerOptimiser):
     paper: ClassVar[str] = "luo2023gradma"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS}
+        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
     def init_optimiser(self, params: Tree, population: Population) -> State:

@@ -62,7 +62,7 @@ class MIFA(Reduction, Table, ServerState):
     paper: ClassVar[str] = "gu2021mifa"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS}
+        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:

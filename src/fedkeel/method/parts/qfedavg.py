@@ -83,7 +83,9 @@ class QFedAvg(Upload, Reduction):
 
     name: ClassVar[str] = "qfedavg"
     paper: ClassVar[str] = "li2020qffl"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.PER_CLIENT_UPDATES, Capability.SEPARATE_UPDATES}
+    )
 
     def upload(self, round: Round) -> State:
         """Return F_k."""

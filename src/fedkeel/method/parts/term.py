@@ -55,7 +55,9 @@ class TERM(Upload, Reduction):
 
     name: ClassVar[str] = "term"
     paper: ClassVar[str] = "li2021term"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.PER_CLIENT_UPDATES, Capability.SEPARATE_UPDATES}
+    )
 
     def upload(self, round: Round) -> State:
         """Return F_k."""

@@ -1,0 +1,1 @@
+"""Simulated attackers: who they are, and what they do to their data and to their updates."""
