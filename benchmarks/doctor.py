@@ -46,7 +46,7 @@ PERSONAL = (
 )
 BATCH_NORM = ("fedbn", "fedbn+finetune")
 """Personal methods for a model with batch normalisation."""
-CHOICES: dict[str, dict[str, tuple[float, float]]] = {
+CHOICES: dict[str, dict[str, config.Choices]] = {
     "fedprox": {"mu": (0.01, 0.3)},
     "momentum": {"beta": (0.5, 0.9)},
     "fedadam": {"lr": (0.01, 0.1)},
@@ -84,7 +84,8 @@ def baseline(
     """Choose a baseline's learning rate as `tune` does, which takes methods alone."""
     score = TrialScore.prepare(run, parts, space)
     values: dict[float, float] = {}
-    for lr in space.space["local.lr"]:
+    rates = space.space["local.lr"]
+    for lr in map(float, rates if isinstance(rates, tuple) else ()):
         settings = with_rate(score.settings, lr).model_copy(update={"seed": TUNING_SEED})
         try:
             result = compare(settings, score.ingredients, [method], 1).results[0]
@@ -113,7 +114,7 @@ def tuned(method: str, setting: Setting, run: config.Run, parts: Ingredients) ->
             with tempfile.TemporaryDirectory() as out:
                 search = tune(run, parts, [method], choices, Path(out))
             best, chosen = search.settings[method], search.rows[0]
-            value, info = chosen.value, chosen.score
+            value, info = chosen.value or 0.0, chosen.score
         row |= {"tuned": best.method, "lr": best.local.lr, "validation": value}
         row |= {"metric": info.name, "sign": info.sign}
         made = compare(best, parts, [best.method], SEEDS)
@@ -151,7 +152,7 @@ def tune_all(path: Path, names: Sequence[str]) -> None:
     done = {(row["setting"], row["method"]) for row in rows(path)}
     for name in names:
         setting = SETTINGS[name]
-        methods = [*BASELINES, *(PERSONAL if setting.is_personal else GLOBAL)]
+        methods = [*BASELINES, *PERSONAL] if setting.is_personal else [*GLOBAL]
         methods += BATCH_NORM if name == "sources-personal" else ()
         missing = [method for method in methods if (name, method) not in done]
         if not missing:

@@ -7,6 +7,7 @@ data are those of `fedkeel data` and of the examples: FEDKEEL_DATA is a folder t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,13 +22,15 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.data.dataset import Dataset
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
+from fedkeel.data.values import only_tensor
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.task.models.mlp import mlp
+from fedkeel.task.models.norm import Norm
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "heart_disease")]
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 TEST = 1_000
 """Test examples of image sets, at most."""
@@ -64,7 +67,8 @@ class SmallCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.max_pool2d(torch.relu(self.conv1(x)), 2)
-        return self.head(torch.max_pool2d(torch.relu(self.conv2(x)), 2).flatten(1))
+        out: Tensor = self.head(torch.max_pool2d(torch.relu(self.conv2(x)), 2).flatten(1))
+        return out
 
 
 class NextCharacter(nn.Module):
@@ -81,7 +85,8 @@ class NextCharacter(nn.Module):
         h = self.embed(x).transpose(-1, -2)
         h = torch.relu(self.conv1(nn.functional.pad(h, (3, 0))))
         h = torch.relu(self.conv2(nn.functional.pad(h, (3, 0))))
-        return self.head(h.transpose(-1, -2))
+        out: Tensor = self.head(h.transpose(-1, -2))
+        return out
 
 
 def run(
@@ -107,15 +112,15 @@ def images(
     partition: dict[str, Any],
     settings: config.Run,
     hidden: Sequence[int] = (32,),
-    norm: str = "none",
+    norm: Norm = "none",
     is_convolutional: bool = False,
 ) -> Built:
     train, test = load(config.Data(**data))
     divided = config.Partition(**partition)
+    shape = shape_of_one(train)
+    model: Callable[[], nn.Module] = partial(mlp, shape, train.classes, hidden=hidden, norm=norm)
     if is_convolutional:
-        model = partial(SmallCNN, train.shape, train.classes)
-    else:
-        model = partial(mlp, train.shape, train.classes, hidden=hidden, norm=norm)
+        model = partial(SmallCNN, shape, train.classes)
     task = fk.Task(model, buffers="local" if norm == "batch" else "refuse")
     chosen = np.sort(np.random.default_rng(0).permutation(len(test))[:TEST])
     return settings, Ingredients(
@@ -126,13 +131,37 @@ def images(
     )
 
 
+def shape_of_one(data: Dataset) -> tuple[int, ...]:
+    """Return the shape of an input, of which there is one."""
+    return only_tensor(data.x, "a benchmark").shape[1:]
+
+
+def example(name: str) -> Any:
+    """Return the module of an example, which knows how its data are read."""
+    path = EXAMPLES / name
+    spec = importlib.util.spec_from_file_location(path.stem + "_example", path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # a model of it is pickled by this name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _early(text: str) -> str:
+    return text[: len(text) * 4 // 5]
+
+
+def _late(text: str) -> str:
+    return text[len(text) * 4 // 5 :]
+
+
 def folder(name: str) -> Path:
     return Path(os.environ["FEDKEEL_DATA"]) / name
 
 
 def heart(is_personal: bool) -> Built:
-    import compare
-
+    compare = example("heart_disease/compare.py")
     train, test = {}, {}
     out = Path(os.environ.get("TMPDIR", "/tmp")) / f"doctor-heart-{os.getpid()}"
     out.mkdir(exist_ok=True)
@@ -148,29 +177,27 @@ def heart(is_personal: bool) -> Built:
         missing="indicator",
         normalize="standardize",
     )
-    task = fk.Task(partial(mlp, clients.data.shape, 2, hidden=(16,)))
-    return run(20, 2, 16, None, is_personal), _natural(task, clients, "MLP")
+    task = fk.Task(partial(mlp, shape_of_one(clients.data), 2, hidden=(16,)))
+    return run(20, 1, 32, None, is_personal), _natural(task, clients, "MLP")
 
 
 def parkinsons(is_personal: bool) -> Built:
-    import parkinsons as example
-
-    train, test = example.split(example.read(folder("parkinsons")))
+    module = example("parkinsons.py")
+    train, test = module.split(module.read(folder("parkinsons")))
     mean = float(np.concatenate([y for _, y in train.values()]).mean())
     clients = fk.from_clients(train, test=test, normalize="standardize")
-    task = fk.Task(partial(example.Net, 19, mean), loss="huber", metrics=["mae", "r2"])
+    task = fk.Task(partial(module.Net, 19, mean), loss="huber", metrics=["mae", "r2"])
     return run(20, 2, 32, 10, is_personal), _natural(task, clients, "MLP")
 
 
 def shakespeare(clients_per_round: int) -> Built:
-    import shakespeare as example
-
-    texts = dict(list(example.read(folder("shakespeare")).items())[:20])
+    module = example("shakespeare.py")
+    texts = dict(list(module.read(folder("shakespeare")).items())[:20])
     texts = {role: text[:4000] for role, text in texts.items()}
     alphabet = "".join(sorted(set("".join(texts.values()))))
     parts = [
-        {role: example.examples(part(text), alphabet) for role, text in texts.items()}
-        for part in (lambda t: t[: len(t) * 4 // 5], lambda t: t[len(t) * 4 // 5 :])
+        {role: module.examples(part(text), alphabet) for role, text in texts.items()}
+        for part in (_early, _late)
     ]
     clients = fk.from_clients(parts[0], test=parts[1], tokens=True)
     task = fk.Task(
@@ -187,16 +214,16 @@ def _natural(task: fk.Task, clients: fk.Federation, model: str) -> Ingredients:
     return Ingredients(task, lambda seed: clients, clients.test, model)
 
 
-def _digits(settings: config.Run, **partition: Any) -> Callable[[], Built]:  # noqa: ANN401
+def _digits(settings: config.Run, **partition: Any) -> Callable[[], Built]:
     return partial(images, {"source": "digits"}, partition, settings)
 
 
-def _mnist(settings: config.Run, **partition: Any) -> Callable[[], Built]:  # noqa: ANN401
+def _mnist(settings: config.Run, **partition: Any) -> Callable[[], Built]:
     data = {"source": "mnist", "limit": 2_000, "shape": (1, 14, 14)}
     return partial(images, data, partition, settings)
 
 
-def _cifar(settings: config.Run, **partition: Any) -> Callable[[], Built]:  # noqa: ANN401
+def _cifar(settings: config.Run, **partition: Any) -> Callable[[], Built]:
     data = {"source": "cifar10", "limit": 1_500, "shape": (3, 8, 8)}
     return partial(images, data, partition, settings, is_convolutional=True)
 
@@ -208,11 +235,11 @@ SETTINGS: dict[str, Setting] = {
     ),
     "digits-dirichlet": Setting(
         "digits, 20 clients, Dirichlet 0.05, 5 in each round",
-        _digits(run(30, 3, 20, 5), kind="dirichlet", clients=20, alpha=0.05, min_size=5),
+        _digits(run(20, 3, 20, 5), kind="dirichlet", clients=20, alpha=0.05, min_size=5),
     ),
     "digits-one-class": Setting(
         "digits, 20 clients of one class, all in each round",
-        _digits(run(30, 2, 20), kind="classes", clients=20, classes_per_client=1),
+        _digits(run(20, 2, 20), kind="classes", clients=20, classes_per_client=1),
     ),
     "digits-sizes": Setting(
         "digits, 20 clients, IID of unequal sizes (log-normal 1.5), 5 in each round",
@@ -220,15 +247,15 @@ SETTINGS: dict[str, Setting] = {
     ),
     "mnist-two-classes": Setting(
         "MNIST, 20 clients of two classes, 4 in each round",
-        _mnist(run(30, 2, 25, 4), kind="classes", clients=20, classes_per_client=2),
+        _mnist(run(20, 2, 25, 4), kind="classes", clients=20, classes_per_client=2),
     ),
     "mnist-dirichlet": Setting(
         "MNIST, 50 clients, Dirichlet 0.1, 5 in each round",
-        _mnist(run(30, 2, 10, 5), kind="dirichlet", clients=50, alpha=0.1, min_size=3),
+        _mnist(run(20, 2, 10, 5), kind="dirichlet", clients=50, alpha=0.1, min_size=3),
     ),
     "mnist-iid": Setting(
         "MNIST, 100 clients, IID, 5 in each round",
-        _mnist(run(30, 2, 10, 5), kind="iid", clients=100),
+        _mnist(run(20, 2, 10, 5), kind="iid", clients=100),
     ),
     "mnist-personal": Setting(
         "MNIST, 20 clients of two classes, 10 in each round, personal models judged",
@@ -259,7 +286,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "cifar-dirichlet": Setting(
         "CIFAR-10 at 8 x 8, 20 clients, Dirichlet 0.1, 4 in each round",
-        _cifar(run(25, 2, 40, 4), kind="dirichlet", clients=20, alpha=0.1, min_size=3),
+        _cifar(run(20, 2, 40, 4), kind="dirichlet", clients=20, alpha=0.1, min_size=3),
         lr=0.2,
     ),
     "heart": Setting("heart disease, 4 hospitals, one model judged", partial(heart, False)),

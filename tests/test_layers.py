@@ -61,7 +61,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cost": DOMAIN | {"engine"},
     "diagnose": DOMAIN | {"engine"},
     "runner": DOMAIN | {"engine", "cost", "diagnose", "report"},
-    "study": DOMAIN | {"engine", "cost", "runner", "report"},
+    "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
     "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report"},
