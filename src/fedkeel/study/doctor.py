@@ -283,6 +283,7 @@ def doctor(
         cohort=cohort_settings(cohort, participation, clients_per_round),
         evaluation=evaluation,
         stop=None,
+        diagnose=None,
         engine=engine,
     )
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
