@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean as mean
+from typing import Any, Literal
 
 import torch
 from doctor_settings import SETTINGS, Setting
@@ -27,8 +30,10 @@ from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.records.score import MetricInfo
-from fedkeel.records.statistics import mean_of_last
+from fedkeel.records.statistics import Stat, mean_of_last, sample_deviation
+from fedkeel.report.formatting import format_score
 from fedkeel.study.compare import compare
+from fedkeel.study.doctor import examine
 from fedkeel.study.trial_score import TrialScore
 from fedkeel.study.tune import tune
 
@@ -151,9 +156,7 @@ def write(path: Path, row: dict[str, Any]) -> None:
 def tune_all(path: Path, names: Sequence[str]) -> None:
     done = {(row["setting"], row["method"]) for row in rows(path)}
     for name in names:
-        setting = SETTINGS[name]
-        methods = [*BASELINES, *PERSONAL] if setting.is_personal else [*GLOBAL]
-        methods += BATCH_NORM if name == "sources-personal" else ()
+        setting, methods = SETTINGS[name], methods_of(name)
         missing = [method for method in methods if (name, method) not in done]
         if not missing:
             continue
@@ -164,14 +167,150 @@ def tune_all(path: Path, names: Sequence[str]) -> None:
             print(json.dumps(row), flush=True)
 
 
+def advise_all(path: Path, names: Sequence[str], folder: Path | None) -> None:
+    """Ask the doctor about each setting, and write what it says."""
+    for name in names:
+        setting = SETTINGS[name]
+        run, parts = setting.build()
+        run = with_rate(run.model_copy(update={"name": name}), setting.lr)
+        record = examine(run, parts, out=None if folder is None else folder / name)
+        advice = {"methods": record.methods, "findings": record.to_json()["findings"]}
+        write(path, {"setting": name, "advice": advice})
+        print(name, *record.methods, flush=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the advice did in a setting.
+
+    Args:
+        setting: its name.
+        best: the row of the best method of all.
+        advised: the three methods.
+        best_advised: the row of the best of them.
+        methods: number of methods that could be compared.
+    """
+
+    setting: str
+    best: dict[str, Any]
+    advised: tuple[str, ...]
+    best_advised: dict[str, Any]
+    methods: int
+
+    @property
+    def loss(self) -> float:
+        """How much worse the best advised method is, in the metric, positive for worse."""
+        sign = float(self.best["sign"])
+        return sign * (mean(self.best["scores"]) - mean(self.best_advised["scores"]))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean of the best method over its seeds."""
+        return (sample_deviation(self.best["scores"]) or 0.0) / math.sqrt(SEEDS)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the best advised method is within one standard error of the best of all."""
+        return self.loss <= self.error
+
+
+def outcomes(path: Path) -> list[Outcome]:
+    """Return the outcome of each setting that has been tuned in full and asked about."""
+    tuned: dict[str, dict[str, dict[str, Any]]] = {}
+    advice: dict[str, tuple[str, ...]] = {}
+    for row in rows(path):
+        if "advice" in row:  # the last one counts
+            advice[row["setting"]] = tuple(row["advice"]["methods"])
+        else:
+            tuned.setdefault(row["setting"], {})[row["method"]] = row
+    found = []
+    for name, setting in SETTINGS.items():
+        of_setting = tuned.get(name, {})
+        if name not in advice or not set(methods_of(name)) <= of_setting.keys():
+            continue
+        compared = {
+            method: row
+            for method, row in of_setting.items()
+            if len(row.get("scores", ())) == SEEDS
+            and (method not in BASELINES or (setting.is_personal and method == "local"))
+        }
+        ranked = sorted(compared.values(), key=lambda row: -row["sign"] * mean(row["scores"]))
+        of_three = [row for row in ranked if row["method"] in advice[name]]
+        if of_three:
+            found.append(Outcome(name, ranked[0], advice[name], of_three[0], len(ranked)))
+    return found
+
+
+def table(found: Sequence[Outcome]) -> str:
+    """Return the outcomes as Markdown."""
+    lines = [
+        "| setting | advised | best of the three | best of all | behind | SE | within |",
+        "| --- | --- | --- | --- | ---: | ---: | --- |",
+    ]
+    for one in found:
+        info = MetricInfo(one.best["metric"], one.best["sign"] > 0, unit_of(one.best["metric"]))
+        shown = [f"`{r['tuned']}` {score(r, info)}" for r in (one.best_advised, one.best)]
+        behind, error = (f"{info.scale * value:.2f}" for value in (one.loss, one.error))
+        advised = ", ".join(f"`{method}`" for method in one.advised)
+        lines.append(
+            f"| {SETTINGS[one.setting].about} | {advised} | {shown[0]} | {shown[1]} of "
+            f"{one.methods} | {behind} | {error} | {'yes' if one.is_within else '**no**'} |"
+        )
+    within = sum(one.is_within for one in found)
+    lines += ["", f"Within one standard error: {within} of {len(found)} settings."]
+    return "\n".join(lines)
+
+
+def unit_of(metric: str) -> Literal["", "%"]:
+    return "%" if "accuracy" in metric else ""
+
+
+def score(row: dict[str, Any], info: MetricInfo) -> str:
+    return format_score(Stat.of(row["scores"]), info, 1)
+
+
+def every_method(path: Path) -> str:
+    """Return the mean score of each method in each setting, as Markdown."""
+    tuned = [row for row in rows(path) if "scores" in row and len(row["scores"]) == SEEDS]
+    lines = []
+    for name, setting in SETTINGS.items():
+        of_setting = [row for row in tuned if row["setting"] == name]
+        if not of_setting:
+            continue
+        ranked = sorted(of_setting, key=lambda row: -row["sign"] * mean(row["scores"]))
+        lines += [f"**{setting.about}**", ""]
+        texts = []
+        for row in ranked:
+            info = MetricInfo(row["metric"], row["sign"] > 0, unit_of(row["metric"]))
+            texts.append(f"`{row['tuned']}` {score(row, info)}")
+        lines += ["; ".join(texts) + ".", ""]
+    return "\n".join(lines)
+
+
+def methods_of(name: str) -> list[str]:
+    """Return what is tuned in a setting."""
+    if not SETTINGS[name].is_personal:
+        return [*GLOBAL]
+    return [*BASELINES, *PERSONAL, *(BATCH_NORM if name == "sources-personal" else ())]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("do", choices=["tune"])
+    parser.add_argument("do", choices=["tune", "advise", "table"])
     parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--pilots", type=Path, help="folder in which the doctor's runs are kept")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    tune_all(given.results, given.settings.split(","))
+    names = given.settings.split(",")
+    if given.do == "tune":
+        tune_all(given.results, names)
+    elif given.do == "advise":
+        advise_all(given.results, names, given.pilots)
+    else:
+        print(table(outcomes(given.results)))
+        print()
+        print(every_method(given.results))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,14 @@ def clients(
     return made
 
 
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
 def ask(data: dict[str, tuple[np.ndarray, np.ndarray]], **settings: object) -> DoctorRecord:
-    model = settings.pop("model", lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)))
+    model = settings.pop(
+        "model", lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    )
     buffers = settings.pop("buffers", "refuse")
     federation = fk.from_clients(data, test=data, classes=4)
     local = settings.pop("local", fk.Local(lr=0.1, epochs=1, batch_size=10))
