@@ -25,6 +25,12 @@ ADVISED = 3
 
 BENCHMARK = "benchmark: docs/results/doctor.md"
 
+CONFLICTS = 0.5
+"""Share of pairs of updates that conflict from which conflict counts without label skew."""
+
+EVEN = 1.5
+"""Largest over smallest number of local steps up to which clients count as doing equal work."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -53,6 +59,10 @@ def _labels(m: Measurements) -> str:
     return f"label skew {_share(m.label_skew)} beyond chance"
 
 
+def _score(m: Measurements, value: float | None) -> str:
+    return "no score" if value is None else m.score.format(value)
+
+
 def _who(m: Measurements) -> str:
     return f"{m.per_round} of {m.clients} clients in a round"
 
@@ -61,20 +71,32 @@ FOR_ONE_MODEL: tuple[Rule, ...] = (
     Rule(
         "strong label skew, most clients",
         lambda m: m.label_skew >= LABELS_DIFFER_MUCH and not m.is_partial,
-        ("fedgh", "gradma.s", "feddyn"),
-        lambda m: f"{_labels(m)}, {_share(m.conflict)} of updates conflict, {_who(m)}",
+        ("fedgh", "gradma.s", "feddyn"),  # the first three of 16 on digits of one class
+        lambda m: f"{_labels(m)}, {_share(m.conflict)} of pairs of updates conflict, {_who(m)}",
     ),
     Rule(
         "strong label skew, few clients",
         lambda m: m.label_skew >= LABELS_DIFFER_MUCH and m.is_partial,
-        ("feddyn", "fedgh", "gradma.s"),
-        lambda m: f"{_labels(m)}, {_who(m)}",
+        ("gradma.s", "feddyn", "scaffold"),  # the first three of 16 on MNIST of two classes
+        lambda m: f"{_labels(m)}, {_who(m)}, so a memory of absent clients helps",
     ),
     Rule(
-        "any",
+        "conflict without label skew",
+        lambda m: m.conflict >= CONFLICTS and m.input_skew >= INPUTS_DIFFER,
+        ("scaffold", "fedgh", "fednova"),  # in front on Parkinson's and heart disease
+        lambda m: (
+            f"{_share(m.conflict)} of pairs of updates conflict, and inputs tell clients "
+            f"apart ({_share(m.input_skew)} of what could be known)"
+        ),
+    ),
+    Rule(
+        "little to correct",
         lambda m: True,
-        ("momentum", "fedgh", "gradma.s"),
-        lambda m: "labels differ little, so a faster server is what is left to gain",
+        ("momentum", "fedgh", "gradma.s"),  # at or near the top on IID digits, equal sizes or not
+        lambda m: (
+            "no strong skew of labels or inputs, so a longer or steadier server step is "
+            "what is left to gain"
+        ),
     ),
 )
 
@@ -87,12 +109,25 @@ FOR_PERSONAL_MODELS: tuple[Rule, ...] = (
             f"inputs tell clients apart ({_share(m.input_skew)} of what could be known), and "
             "the model has batch normalisation"
         ),
+        "paper: Li et al., FedBN, ICLR 2021",
     ),
     Rule(
-        "any",
+        "classes",
+        lambda m: m.has_labels,
+        ("fedrod", "finetune", "ditto"),  # the first three of 12 on MNIST of two classes
+        lambda m: (
+            f"personal models are judged; on their own examples clients alone have "
+            f"{_score(m, m.local_own)}, and one model {_score(m, m.fedavg)}"
+        ),
+    ),
+    Rule(
+        "quantities",
         lambda m: True,
-        ("finetune", "fedper", "ditto"),
-        lambda m: "personal models are judged",
+        ("ditto", "finetune", "apfl"),  # the next three there, which need no classes
+        lambda m: (
+            f"personal models are judged; on their own examples clients alone have "
+            f"{_score(m, m.local_own)}, and one model {_score(m, m.fedavg)}"
+        ),
     ),
 )
 
@@ -112,7 +147,7 @@ AGAINST: tuple[Rule, ...] = (
         lambda m: (
             m.labels is not None and m.has_labels and m.labels.classes < 0.5 * m.labels.of_classes
         ),
-        ("fedlc",),
+        ("fedlc",),  # far below FedAvg in all three settings with missing classes
         lambda m: (
             f"a client has {m.labels.classes:g} of {m.labels.of_classes} classes (median), "
             "and calibration by counts learns nothing of a class that is missing"
@@ -121,14 +156,32 @@ AGAINST: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "labels alike",
-        lambda m: m.has_labels and m.label_skew < LABELS_DIFFER,
-        ("scaffold", "fedntd", "fedlc"),
-        lambda m: f"{_labels(m)}: there is little drift to correct",
+        "labels alike, little conflict",
+        lambda m: m.has_labels and m.label_skew < LABELS_DIFFER and m.conflict < CONFLICTS,
+        ("scaffold",),  # below FedAvg on IID digits, of equal and of unequal sizes
+        lambda m: (
+            f"{_labels(m)}, {_share(m.conflict)} of pairs of updates conflict: there is "
+            "little drift to correct"
+        ),
+    ),
+    Rule(
+        "adaptive server without strong label skew",
+        lambda m: m.label_skew < LABELS_DIFFER_MUCH and not m.judges_personal,
+        ("fedadam",),  # below FedAvg in all four such settings
+        lambda m: (
+            f"{_labels(m)}; in short runs its server step has to be tuned more finely than "
+            "the gain is worth"
+        ),
+    ),
+    Rule(
+        "extrapolation",
+        lambda m: not m.judges_personal,
+        ("fedexp",),  # below FedAvg in five of six settings
+        lambda m: "its longer server steps lost to FedAvg tuned alike in five of six settings",
     ),
     Rule(
         "equal work",
-        lambda m: m.unevenness <= 1.5,
+        lambda m: m.unevenness <= EVEN,
         ("fednova",),
         lambda m: (
             f"clients make {m.steps[0]} to {m.steps[1]} local steps, where it is FedAvg or "
