@@ -250,10 +250,10 @@ def table(found: Sequence[Outcome]) -> str:
     for one in found:
         info = MetricInfo(one.best["metric"], one.best["sign"] > 0, unit_of(one.best["metric"]))
         shown = [f"`{r['tuned']}` {score(r, info)}" for r in (one.best_advised, one.best)]
-        behind, error = (f"{info.scale * value:.2f}" for value in (one.loss, one.error))
+        behind, error = (f"{abs(info.scale * value):.2f}" for value in (one.loss, one.error))
         advised = ", ".join(f"`{method}`" for method in one.advised)
         lines.append(
-            f"| {SETTINGS[one.setting].about} | {advised} | {shown[0]} | {shown[1]} of "
+            f"| {SETTINGS[one.setting].about} | {advised} | {shown[0]} | {shown[1]}, of "
             f"{one.methods} | {behind} | {error} | {'yes' if one.is_within else '**no**'} |"
         )
     within = sum(one.is_within for one in found)

@@ -284,6 +284,7 @@ def doctor(
         evaluation=evaluation,
         stop=None,
         diagnose=None,
+        privacy=None,
         engine=engine,
     )
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)

@@ -240,6 +240,7 @@ def _pilot_settings(settings: RunSettings, rounds: int) -> RunSettings:
         "evaluation": every,
         "stop": config.Stop(),
         "diagnose": config.Diagnose(),
+        "privacy": None,
     }
     return with_one_weighting(RunSettings(**{**values, **changes}))
 
