@@ -2,8 +2,8 @@
 
 Each rule is one line of `FOR_ONE_MODEL`, `FOR_PERSONAL_MODELS` or `AGAINST`: when it holds, what it
 suggests, and why. The first rules that hold give the three methods, in order. ``BENCHMARK`` marks a
-rule that rests on `docs/results/doctor.md`, where every method was tuned in every setting, as far as seven of its
-settings go: the others were tuned afterwards, to test the rules. What rests on a paper says so.
+rule that rests on seven settings of `docs/results/doctor.md`, in which every method was tuned; the
+others there were tuned afterwards, to test the rules. What rests on a paper says so.
 """
 
 from __future__ import annotations
