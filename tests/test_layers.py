@@ -63,7 +63,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cost": DOMAIN | {"engine"},
     "diagnose": DOMAIN | {"engine"},
     "runner": DOMAIN | {"engine", "cost", "diagnose", "report", "robust"},
-    "study": DOMAIN | {"engine", "cost", "runner", "report"},
+    "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
     "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report"},

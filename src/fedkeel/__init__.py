@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedkeel.runner.callbacks import Callback as Callback
     from fedkeel.study.api import compare as compare
     from fedkeel.study.api import run as run
+    from fedkeel.study.doctor import doctor as doctor
     from fedkeel.task.metrics.registry import metric as metric
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
     from fedkeel.task.task import Task as Task
@@ -67,6 +68,7 @@ _HOMES = {
     "fedkeel.errors": ("FedkeelError",),
     "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("compare", "run"),
+    "fedkeel.study.doctor": ("doctor",),
     "fedkeel.method.docs.cite": ("cite",),
     "fedkeel.method.grammar": ("parse",),
     "fedkeel.task.metrics.registry": ("metric",),

@@ -18,6 +18,7 @@ from fedkeel.cli.check import check
 from fedkeel.cli.common import Command, Group, replace_unencodable
 from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
+from fedkeel.cli.doctor import doctor
 from fedkeel.cli.flower import app as flower
 from fedkeel.cli.methods import methods
 from fedkeel.cli.rank import rank
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command(cls=Command)(run)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(tune)
+app.command(cls=Command)(doctor)
 app.command(cls=Command)(methods)
 app.command(cls=Command)(check)
 app.command(cls=Command)(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,17 +60,26 @@ def partition_summary(
     histogram = None if counts is None else counts.table()  # [C, Y]
     if histogram is None:
         return None
-    chart = _chart(record, histogram)
+    chart = label_chart(histogram, record.partition.names, record.data.label_names)
     return PartitionSummary(record.seed, chart, _caption(histogram), _facts(histogram))
 
 
-def _chart(record: RunRecord, histogram: NDArray[np.int32]) -> Chart:
+def label_chart(
+    histogram: NDArray[Any], clients: Sequence[object], labels: Sequence[object]
+) -> Chart:
+    """Return the shares of labels by client as a heat map, with the clients' sizes above it.
+
+    Args:
+        histogram: [C, Y] examples by client and label.
+        clients: C names; empty where clients are numbers.
+        labels: Y names, likewise.
+    """
     order = _client_order(histogram)
     shown = [order[i] for i in evenly_spaced(len(order), MAX_CLIENTS)]
     classes = _shown_classes(histogram)
     sizes = histogram.sum(axis=1)
-    client_names = category_names(record.partition.names, len(histogram))
-    class_names = category_names(record.data.label_names, histogram.shape[1])
+    client_names = category_names(clients, len(histogram))
+    class_names = category_names(labels, histogram.shape[1])
     x, y = [client_names[k] for k in shown], [class_names[c] for c in classes]
     counts = histogram[np.ix_(shown, classes)]
     shares = (counts / np.maximum(sizes[shown], 1)[:, None]).T.round(3)  # [Y, C]
@@ -176,7 +186,7 @@ def _range(values: NDArray[Any]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,g}"
 
 
-def _client_order(histogram: NDArray[np.int32]) -> list[int]:
+def _client_order(histogram: NDArray[Any]) -> list[int]:
     """Return clients in their order where they are few, else by their most frequent class."""
     numbers = np.arange(len(histogram))
     if len(histogram) > MAX_NAMED_CLIENTS:
@@ -185,7 +195,7 @@ def _client_order(histogram: NDArray[np.int32]) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _shown_classes(histogram: NDArray[np.int32]) -> list[int]:
+def _shown_classes(histogram: NDArray[Any]) -> list[int]:
     """Return the most frequent classes, in their order."""
     by_frequency = np.argsort(-histogram.sum(axis=0), kind="stable")
     return sorted(int(number) for number in by_frequency[:MAX_CLASSES])

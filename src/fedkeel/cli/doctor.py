@@ -1,0 +1,69 @@
+"""``fedkeel doctor``: how clients differ, what goes wrong, and what to tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedkeel.cli.common import (
+    EXPERIMENT,
+    JSON,
+    PRESET,
+    QUIET,
+    SET,
+    document,
+    page_written,
+    say,
+    stderr,
+)
+
+
+def doctor(
+    path: Path = EXPERIMENT,
+    preset: str = PRESET,
+    settings: list[str] = SET,
+    rounds: int = typer.Option(None, "--rounds", min=1, help="Rounds of a pilot run; 10 else."),
+    out: Path = typer.Option(None, "--out", help="Folder of the pilot; runs/NAME-doctor else."),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Say how clients differ, what goes wrong with FedAvg, and which methods are worth tuning.
+
+    It looks at the data, and makes short runs of FedAvg, local and centralised training, scored on
+    training examples that are held out. It writes a page, and an experiment file that searches the
+    three methods it advises. Finished runs are used again: run the same command to continue.
+    """
+    import json
+
+    from rich.console import Console
+
+    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.records.files import write_text
+    from fedkeel.report.doctor_page import write_doctor_page
+    from fedkeel.report.doctor_text import terminal_page
+    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.progress import WithoutScores, progress_display
+    from fedkeel.study.doctor import examine
+
+    experiment = read_experiment(path, preset, settings)
+    out = Path("runs") / f"{experiment.name}-doctor" if out is None else out
+    console = stderr()
+    ingredients = gather(experiment)
+    try:
+        with progress_display(console, quiet) as display:
+            record = examine(experiment, ingredients, rounds, out, WithoutScores(display))
+    except KeyboardInterrupt:
+        say(console, "stopped; the same command goes on from what was saved")
+        raise typer.Exit(130) from None
+    values = record.to_json()
+    write_text(out / "doctor.json", json.dumps(values, indent=1, allow_nan=False) + "\n")
+    advised = out / "advised.toml"
+    write_text(advised, record.experiment)
+    page = page_written(lambda: write_doctor_page(record, out / "doctor.html"))
+    if as_json:
+        document(values)
+    else:
+        Console().print(terminal_page(record))
+    say(console, f"page    {page}")
+    say(console, f"next    fedkeel tune {advised}")

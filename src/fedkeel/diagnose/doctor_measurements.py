@@ -1,0 +1,160 @@
+"""What the doctor has measured, of the data and in a short pilot. Rules read nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedkeel.diagnose.heterogeneity import LabelSkew, MomentSkew, Separability, SizeSkew
+from fedkeel.records.score import ACCURACY, MetricInfo
+
+LABELS_DIFFER, LABELS_DIFFER_MUCH = 0.15, 0.45
+"""Total variation beyond chance from which labels count as skewed, and as strongly skewed."""
+
+INPUTS_DIFFER = 0.5
+"""Distance of mean inputs beyond chance, in deviations, from which inputs count as different."""
+
+FEW = 0.5
+"""Share of the clients in a round below which participation counts as partial."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The numbers. Scores are of the metric `score`, on examples that nobody trained on.
+
+    Args:
+        clients: C.
+        per_round: K.
+        judges_personal: whether the clients' personal models are judged.
+        has_labels: whether each example has one label.
+        has_batch_norm: whether the network has batch normalisation.
+        sizes: how sizes differ.
+        labels: how labels differ; None where the targets are no labels.
+        targets: how mean targets differ, where they are quantities.
+        inputs: how mean inputs differ; None where there is nothing to compare.
+        separability: how well clients are told apart by inputs alone.
+        score: the metric.
+        noise: standard error of a score, by the number of examples.
+        lr: the learning rate of the settings.
+        scores_by_lr: FedAvg's score by learning rate; None where it diverged.
+        centralised: at the best of these learning rates, as all that follows.
+        local: mean over clients of their own models on everybody's examples.
+        local_own: the same on each client's own examples.
+        all_clients: FedAvg with all clients in each round.
+        equal_weights: FedAvg with equal client weights.
+        kept_norm: FedBN, each client's model on its own examples.
+        curve: FedAvg's score after each round.
+        diagnostics: of FedAvg, mean over the diagnosed rounds, by ``kind.name``.
+        steps: smallest and largest number of local steps of a client in a round.
+    """
+
+    clients: int
+    per_round: int
+    sizes: SizeSkew
+    lr: float
+    scores_by_lr: Mapping[float, float | None]
+    judges_personal: bool = False
+    has_labels: bool = False
+    has_batch_norm: bool = False
+    labels: LabelSkew | None = None
+    targets: MomentSkew | None = None
+    inputs: MomentSkew | None = None
+    separability: Separability | None = None
+    score: MetricInfo = ACCURACY
+    noise: float = 0.0
+    centralised: float | None = None
+    local: float | None = None
+    local_own: float | None = None
+    all_clients: float | None = None
+    equal_weights: float | None = None
+    kept_norm: float | None = None
+    curve: tuple[float, ...] = ()
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+    steps: tuple[int, int] = (1, 1)
+
+    @property
+    def best_lr(self) -> float:
+        """The learning rate with the best score, the given one of several equals."""
+        rates = sorted(self.scores_by_lr, key=lambda lr: abs(math.log(lr / self.lr)))
+        return max(rates, key=lambda lr: self._signed(self.scores_by_lr[lr]))
+
+    @property
+    def fedavg(self) -> float | None:
+        """FedAvg's score at the best learning rate."""
+        return self.scores_by_lr[self.best_lr]
+
+    def _signed(self, value: float | None) -> float:
+        return -math.inf if value is None or math.isnan(value) else self.score.sign * value
+
+    def gain(self, value: float | None, other: float | None) -> float | None:
+        """Return by how much a score is better than another; None where one is not known."""
+        if value is None or other is None:
+            return None
+        return self.score.sign * (value - other)
+
+    def is_gain(self, value: float | None, other: float | None) -> bool:
+        """Return whether a score is better than another by more than two standard errors."""
+        gain = self.gain(value, other)
+        return gain is not None and gain > 2 * self.noise
+
+    @property
+    def label_skew(self) -> float:
+        """Total variation of labels beyond chance; 0 where there are none."""
+        return 0.0 if self.labels is None else self.labels.beyond_chance
+
+    @property
+    def target_skew(self) -> float:
+        """Share of the targets' variance between clients; 0 where they are no quantities."""
+        return 0.0 if self.targets is None else self.targets.between
+
+    @property
+    def input_skew(self) -> float:
+        """How much inputs differ beyond labels, 0 to 1: of what a classifier could know, its share.
+
+        Where labels and clients cannot be told from each other it is 0.
+        """
+        known = self.separability
+        if known is None:
+            return 0.0
+        return max(known.accuracy - known.by_chance, 0.0) / (1.0 - known.by_chance)
+
+    @property
+    def participation(self) -> float:
+        """Share of the clients in a round."""
+        return self.per_round / self.clients
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether fewer than half of the clients take part in a round."""
+        return self.participation < FEW
+
+    @property
+    def conflict(self) -> float:
+        """Share of pairs of updates that conflict; NaN where it is not known."""
+        return self.diagnostics.get("conflict.share", math.nan)
+
+    @property
+    def diversity(self) -> float:
+        """Gradient diversity of the updates; NaN where it is not known."""
+        return self.diagnostics.get("drift.diversity", math.nan)
+
+    @property
+    def forgetting(self) -> float:
+        """The loss increase of FedReg over the loss before; NaN where it is not known."""
+        before = self.diagnostics.get("forgetting.loss_before", math.nan)
+        increase = self.diagnostics.get("forgetting.increase", math.nan)
+        return increase / before if before else math.nan
+
+    @property
+    def rise(self) -> float:
+        """Gain of FedAvg's score from the middle of the pilot to its end; 0 where not known."""
+        if len(self.curve) < 4:
+            return 0.0
+        half = len(self.curve) // 2
+        return self.score.sign * (self.curve[-1] - self.curve[half])
+
+    @property
+    def unevenness(self) -> float:
+        """Largest over smallest number of local steps."""
+        return self.steps[1] / max(self.steps[0], 1)

@@ -1,0 +1,136 @@
+"""What the doctor says of a federation, as plain values: for the page, the terminal and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fedkeel.records.score import ACCURACY, MetricInfo
+
+Level = Literal["fine", "notable", "problem", "unknown"]
+"""How much a finding matters; ``unknown`` is what could not be measured."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One question and its answer.
+
+    Args:
+        key: a short name, such as ``labels`` or ``rate``.
+        title: what is asked, in a few words.
+        level: how much it matters.
+        says: the answer, in one or two sentences with the numbers.
+        numbers: the numbers by name.
+    """
+
+    key: str
+    title: str
+    level: Level
+    says: str
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A method, and why it is worth tuning here or not.
+
+    Args:
+        method: its expression.
+        reason: why, with the measurement behind it.
+        ground: what the rule rests on: a benchmark, or a paper where nothing was measured.
+        rule: name of the rule.
+    """
+
+    method: str
+    reason: str
+    ground: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class PilotRun:
+    """One run of the pilot.
+
+    Args:
+        name: what it tries, in a few words.
+        method: its expression.
+        lr: local learning rate.
+        score: its score at the end; None where training diverged.
+        curve: score after each round.
+    """
+
+    name: str
+    method: str
+    lr: float
+    score: float | None
+    curve: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class DoctorRecord:
+    """What the doctor found and advises.
+
+    Args:
+        name: name of the experiment.
+        clients: number of clients.
+        per_round: clients in a round.
+        rounds: rounds of each pilot run.
+        validation_examples: examples that the pilot is scored on, which it does not train on.
+        judges_personal: whether the clients' personal models are judged.
+        score: the metric by which models are judged.
+        findings: answers, in the order of the page.
+        advised: the three methods that are worth tuning, the first one first.
+        not_advised: methods that are not, most often for what they cost.
+        pilot: the runs.
+        client_names: C names; empty where clients are numbers.
+        label_names: Y names; empty where labels are numbers or there are none.
+        sizes: [C] training examples.
+        histogram: [C][Y] training examples by client and label; empty where there are none.
+        input_distances: [C] distance of each client's mean input from that of all.
+        experiment: an experiment file that searches the three; "" where the data were given in
+            Python.
+    """
+
+    name: str
+    clients: int
+    per_round: int
+    rounds: int
+    validation_examples: int
+    judges_personal: bool = False
+    score: MetricInfo = ACCURACY
+    findings: tuple[Finding, ...] = ()
+    advised: tuple[Advice, ...] = ()
+    not_advised: tuple[Advice, ...] = ()
+    pilot: tuple[PilotRun, ...] = ()
+    client_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    histogram: tuple[tuple[int, ...], ...] = ()
+    input_distances: tuple[float, ...] = ()
+    experiment: str = ""
+
+    def finding(self, key: str) -> Finding | None:
+        """Return the finding of this name, None where there is none."""
+        return next((finding for finding in self.findings if finding.key == key), None)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The expressions of the three methods that are worth tuning."""
+        return tuple(advice.method for advice in self.advised)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, with None for what is not a finite number."""
+        values: dict[str, Any] = _plain(asdict(self))
+        return values
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any plain value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

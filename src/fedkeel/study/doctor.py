@@ -1,0 +1,296 @@
+"""The doctor: how clients differ, what goes wrong with FedAvg on them, and what to tune."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel import config
+from fedkeel.config import Run as RunSettings
+from fedkeel.data.augment import Transform
+from fedkeel.data.batches import count_steps
+from fedkeel.data.federation import Federation
+from fedkeel.data.read.scaling import Moments
+from fedkeel.data.values import tensors_of
+from fedkeel.diagnose.doctor_findings import findings
+from fedkeel.diagnose.doctor_measurements import Measurements
+from fedkeel.diagnose.doctor_rules import advise, discourage, search_space
+from fedkeel.diagnose.heterogeneity import (
+    label_skew,
+    moment_skew,
+    size_skew,
+    tell_clients_apart,
+)
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.engine.process.turns import one_at_a_time
+from fedkeel.records.doctor import DoctorRecord
+from fedkeel.records.score import MetricInfo
+from fedkeel.runner.progress import ProgressDisplay
+from fedkeel.study.arguments import (
+    Test,
+    checked_folder,
+    checked_ingredients,
+    cohort_settings,
+    run_settings,
+)
+from fedkeel.study.doctor_pilot import Pilot, PilotResults, held_out, mean_diagnostics
+from fedkeel.study.watching import display_of, interruptible
+from fedkeel.task.task import Task
+
+ROUNDS = 10
+"""Rounds of a pilot run, at most those of the experiment."""
+
+MOST_TOKENS = 10_000
+"""Most distinct tokens that are counted as columns."""
+
+
+def examine(
+    settings: RunSettings,
+    ingredients: Ingredients,
+    rounds: int | None = None,
+    out: Path | None = None,
+    display: ProgressDisplay | None = None,
+) -> DoctorRecord:
+    """Examine a federation, and advise what to tune.
+
+    Args:
+        settings: of the experiment. Its method does not matter.
+        ingredients: data and model. The test set is not looked at.
+        rounds: rounds of each run of the pilot; None takes `ROUNDS`.
+        out: folder of the pilot's runs, from which finished ones are read; None keeps none.
+        display: shows the progress.
+
+    Raises:
+        DataError: the examples are on nodes, or too few to hold any out.
+        TrainingError: FedAvg diverged at every learning rate.
+        KeyboardInterrupt: after the round at hand; the same call goes on there.
+    """
+    display = display or ProgressDisplay()
+    display.prepare()
+    parts = held_out(settings, ingredients)
+    length = min(rounds or ROUNDS, settings.rounds)
+    pilot = Pilot(settings, parts, length, out, display)
+    results = pilot.make()
+    data = replace(ingredients.clients(settings.seed), test=None)
+    population = pilot.first.population
+    is_personal = settings.evaluation.model == "personal"
+    measured = replace(
+        measure_data(data, settings.seed),
+        per_round=population.per_round,
+        judges_personal=is_personal,
+        has_batch_norm=pilot.first.setup.training.network.mixes_examples,
+        lr=settings.local.lr,
+        steps=_steps(settings, data),
+        **_of_pilot(results, settings.local.lr, len(parts.test)),
+    )
+    advised = advise(measured)
+    return DoctorRecord(
+        name=settings.name,
+        clients=population.clients,
+        per_round=population.per_round,
+        rounds=length,
+        validation_examples=len(parts.test),
+        judges_personal=is_personal,
+        score=results.score,
+        findings=findings(measured),
+        advised=advised,
+        not_advised=discourage(measured, [advice.method for advice in advised]),
+        pilot=tuple(results.runs.values()),
+        client_names=tuple(map(str, data.names)),
+        label_names=data.data.label_names,
+        sizes=tuple(data.sizes.tolist()),
+        histogram=tuple(map(tuple, _histogram(data).tolist())),
+        input_distances=() if measured.inputs is None else measured.inputs.of_clients,
+        experiment=_experiment(settings, measured, [advice.method for advice in advised]),
+    )
+
+
+def measure_data(federation: Federation, seed: int) -> Measurements:
+    """Return what the data alone say; the numbers of a pilot are empty."""
+    data, sizes = federation.data, federation.sizes
+    filled = np.flatnonzero(sizes)
+    rows = [federation.client(int(k)) for k in filled]
+    histogram = _histogram(federation)
+    targets = _columns(data.y) if not data.has_labels and not histogram.size else None
+    inputs = _columns(data.x)
+    labels = data.labels[federation.rows] if data.has_labels else None
+    return Measurements(
+        clients=len(federation),
+        per_round=len(federation),
+        sizes=size_skew(sizes),
+        lr=1.0,
+        scores_by_lr={1.0: None},
+        has_labels=data.has_labels,
+        labels=label_skew(histogram) if histogram.size else None,
+        targets=_skew(targets, rows),
+        inputs=_skew(inputs, rows),
+        separability=None
+        if inputs is None
+        else tell_clients_apart(
+            inputs[torch.from_numpy(federation.rows)].numpy(),
+            federation.client_of_row(),
+            labels,
+            seed,
+        ),
+    )
+
+
+def _skew(columns: Tensor | None, rows: list[NDArray[np.int64]]) -> Any:  # noqa: ANN401
+    if columns is None:
+        return None
+    moments = [Moments.of(columns[torch.from_numpy(one)]) for one in rows]
+    return moment_skew(moments, [len(one) for one in rows])
+
+
+def _histogram(federation: Federation) -> NDArray[np.int64]:
+    """Return [C, Y] labels, or target tokens, by client; [C, 0] where targets are quantities."""
+    if federation.data.has_labels:
+        return federation.histogram()
+    y = federation.data.y
+    if not isinstance(y, Tensor) or y.is_floating_point() or int(y.max()) >= MOST_TOKENS:
+        return np.zeros((len(federation), 0), dtype=np.int64)
+    tokens = y.numpy()
+    width = int(tokens.max()) + 1
+    clients = range(len(federation))
+    return np.stack(
+        [np.bincount(tokens[federation.client(k)].ravel(), minlength=width) for k in clients]
+    )
+
+
+def _columns(values: Any) -> Tensor | None:  # noqa: ANN401 - a tensor, or several by name
+    """Return [N, F] float64: the numbers of each example, of tokens the share of each."""
+    columns = []
+    for tensor in tensors_of(values):
+        flat = tensor.reshape(len(tensor), -1)
+        if flat.is_floating_point():
+            columns.append(flat.double())
+        elif int(flat.max()) < MOST_TOKENS:
+            counts = torch.zeros(len(flat), int(flat.max()) + 1, dtype=torch.float64)
+            ones = torch.ones(flat.shape, dtype=torch.float64)
+            columns.append(counts.scatter_add_(1, flat, ones) / flat.shape[1])
+    return torch.cat(columns, dim=1) if columns else None
+
+
+def _steps(settings: RunSettings, federation: Federation) -> tuple[int, int]:
+    """Return the smallest and the largest number of local steps of a client in a round."""
+    counts = [count_steps(settings.local, int(n)) for n in federation.sizes if n]
+    return min(counts), max(counts)
+
+
+def _of_pilot(results: PilotResults, lr: float, examples: int) -> dict[str, Any]:
+    scores = {rate: results.value(name) for rate, name in results.rates.items()}
+    diagnosed = results.runs.get("fedavg, diagnosed")
+    fedavg = None if diagnosed is None else diagnosed.score
+    return {
+        "score": results.score,
+        "noise": _noise(results.score, fedavg, examples),
+        "scores_by_lr": scores,
+        "centralised": results.value("centralised"),
+        "local": results.value("local"),
+        "local_own": results.own.get("local"),
+        "all_clients": results.value("fedavg, all clients"),
+        "equal_weights": results.value("fedavg, equal weights"),
+        "kept_norm": results.value("fedbn"),
+        "curve": () if diagnosed is None else diagnosed.curve,
+        "diagnostics": mean_diagnostics(results.results.get("fedavg, diagnosed")),
+    }
+
+
+def _noise(score: MetricInfo, value: float | None, examples: int) -> float:
+    """Return the standard error of a share of so many examples; of others, 2 % of the value."""
+    if value is None:
+        return 0.0
+    if score.unit == "%" and 0.0 <= value <= 1.0:
+        return math.sqrt(max(value * (1.0 - value), 1e-4) / max(examples, 1))
+    return 0.02 * abs(value)
+
+
+def _experiment(settings: RunSettings, measured: Measurements, methods: list[str]) -> str:
+    """Return an experiment file that searches the methods, "" where data are given in Python."""
+    if not isinstance(settings, config.Experiment):
+        return ""
+    best = settings.model_copy(
+        update={
+            "name": f"{settings.name}-advised",
+            "method": methods[0],
+            "local": settings.local.model_copy(update={"lr": measured.best_lr}),
+            "compare": settings.compare.model_copy(update={"methods": tuple(methods)}),
+            "tune": search_space(measured, methods, settings.tune),
+        }
+    )
+    head = (
+        f"# Written by `fedkeel doctor`. It searches the learning rate and the most important\n"
+        f"# hyper-parameter of {', '.join(methods)}:\n"
+        f"#     fedkeel tune FILE\n"
+    )
+    return head + config.to_toml(best)
+
+
+def doctor(
+    *,
+    task: Task,
+    clients: Federation,
+    test: Test = None,
+    rounds: int,
+    local: config.Local,
+    pilot_rounds: int | None = None,
+    participation: float | None = None,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    evaluation: config.Evaluation | None = None,
+    engine: config.Engine | None = None,
+    cohort: config.Cohort | None = None,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+    augment: Transform | None = None,
+) -> DoctorRecord:
+    """Say how clients differ, what goes wrong with FedAvg on them, and what is worth tuning.
+
+    Args:
+        task: as in `run`.
+        clients: as in `run`.
+        test: as in `run`; it is only checked. Everything is measured on a fifth of each client's
+            training examples.
+        rounds: as in `run`: of the experiment that is planned.
+        local: as in `run`.
+        pilot_rounds: rounds of each run of the pilot; None takes ten, or `rounds` if fewer.
+        participation: as in `run`.
+        clients_per_round: as in `run`.
+        seed: as in `run`.
+        evaluation: as in `run`; ``model="personal"`` asks for clients' own models.
+        engine: as in `run`.
+        cohort: as in `run`.
+        out: folder of the pilot's runs; None keeps them in memory.
+        progress: as in `run`.
+        augment: as in `run`.
+
+    Raises:
+        FedkeelError: as in `run`.
+        KeyboardInterrupt: as in `run`.
+    """
+    settings = run_settings(
+        method="fedavg",
+        rounds=rounds,
+        seed=seed,
+        local=local,
+        cohort=cohort_settings(cohort, participation, clients_per_round),
+        evaluation=evaluation,
+        stop=None,
+        diagnose=None,
+        privacy=None,
+        engine=engine,
+    )
+    ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
+    with (
+        display_of(progress) as display,
+        interruptible(display),
+        one_at_a_time(display.waiting),
+    ):
+        return examine(settings, ingredients, pilot_rounds, folder, display)
