@@ -131,6 +131,10 @@ patience = 15
 kinds = ["forgetting", "conflict"]
 every = 5
 
+[adversary]
+kind = "sign_flip"
+share = 0.1
+
 [engine]
 kind = "sequential"
 
