@@ -16,6 +16,7 @@ from fedkeel.errors import ConfigError, DataError, RunError
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import RunOptions, serve
 from fedkeel.method.round_values import Replies
+from fedkeel.report.runs import main_settings
 from fedkeel.robust import collusion
 from fedkeel.robust.attackers import Attack, attackers
 from fedkeel.robust.collusion import KNOWING
@@ -89,6 +90,7 @@ def test_the_rows_name_the_attackers_of_the_cohort_and_the_key_knows_them() -> N
     keys = {r.record.key for r in (honest, lying, ran("sign_flip", factor=2.0))}
     assert len(keys) == 3
     assert lying.record.adversary == "sign flip, factor 1, by 2 clients: 1, 4"
+    assert main_settings(lying.record)["attackers"] == "sign flip, factor 1, by 2 clients"
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "min_max", "label_flip"])

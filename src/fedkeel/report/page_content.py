@@ -104,6 +104,7 @@ def overview(methods: Sequence[MethodResults]) -> list[str]:
         f"{shared['model']}{size}" if "model" in shared else "",
         counted(record.rounds, "round") if "rounds" in shared else "",
         shared.get("participation", ""),
+        f"attackers: {shared['attackers']}" if "attackers" in shared else "",
     ]
     return [item for item in items if item]
 
