@@ -178,7 +178,7 @@ def _similar_methods(name: str) -> str:
     Most names begin with "fed", so that two names without a relation look alike: what comes after
     it decides.
 
-    >>> _similar_methods("fedpox").split("?")[0], _similar_methods("krum").split(":")[0]
+    >>> _similar_methods("fedpox").split("?")[0], _similar_methods("hermes").split(":")[0]
     ("did you mean 'fedprox'", 'known')
     """
     names = sorted({*REGISTRY, *ALIASES, *installed_methods()})

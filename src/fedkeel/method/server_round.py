@@ -165,7 +165,7 @@ def _aggregate(
         updates = check_span(transform, changed, updates, transform.merges_updates)
     lap("projection")
     reduction, reduced = plan.reduction, view(plan.reduction.name)
-    if len(updates) < len(cohort.clients):  # they were merged, and count equally
+    if any(part.merges_updates for part in plan.cohort_transforms):  # they count equally
         reduced = replace(reduced, weights=np.full(len(updates), 1.0 / len(updates)))
     update = call(reduction.reduce, updates, reduced)
     update = check_tree(reduction, update, server.params)

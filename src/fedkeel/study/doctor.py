@@ -284,6 +284,7 @@ def doctor(
         evaluation=evaluation,
         stop=None,
         diagnose=None,
+        adversary=None,
         privacy=None,
         engine=engine,
     )

@@ -42,7 +42,7 @@ def test_facts_of_a_part_as_it_is_set() -> None:
     assert found["groups"].type == "Literal['tensor', 'layer', 'model']"
     assert found["beta1"].range == {"ge": 0.0, "lt": 1.0}
     assert found["lr"].value == 2.0
-    assert facts(part).needs == ["PER_CLIENT_UPDATES", "STABLE_CLIENTS"]
+    assert facts(part).needs == ["PER_CLIENT_UPDATES", "SEPARATE_UPDATES", "STABLE_CLIENTS"]
     assert facts(part).weights == "uniform"
 
 

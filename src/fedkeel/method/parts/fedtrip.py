@@ -47,8 +47,8 @@ class FedTrip(Penalty, ClientState, ServerState, Broadcast):
 
     Example:
         >>> import fedkeel
-        >>> fedkeel.parse("fedtrip(mu=0.4)+momentum").expression
-        'fedtrip(mu=0.4)+momentum'
+        >>> fedkeel.parse("fedtrip(mu=0.2)+momentum").expression
+        'fedtrip(mu=0.2)+momentum'
     """
 
     mu: float = param(0.4, ge=0.0)
