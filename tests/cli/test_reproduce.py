@@ -76,6 +76,7 @@ def test_a_smaller_version_says_so_on_every_line(folder: Path) -> None:
     assert {row["state"] for row in whole} == {"not run"}  # a smaller run is no run of the table
 
 
+@pytest.mark.slow
 def test_the_same_command_takes_what_is_there(folder: Path) -> None:
     words = (*WORDS, "--columns", "skew", "--seeds", "1")
     first = call(*words)
@@ -97,6 +98,7 @@ def test_of_a_table_that_cannot_be_run_the_published_numbers_are_shown(folder: P
     assert [cell["published"] for cell in cells] == [61.5, 91.6, 83.0, 89.7, 84.2, 89.7]
 
 
+@pytest.mark.slow
 def test_tuned(folder: Path) -> None:
     tune = '[tune]\nsampler = "grid"\nsplit = "test"\n[tune.space]\n"local.lr" = [0.0001, 0.3]\n\n'
     tiny(folder, TINY.replace("[metric]", f"{tune}[metric]", 1))

@@ -42,6 +42,7 @@ def test_it_does_what_every_method_has_to_do(here: Path) -> None:
         assert [check.name for check in check_method(expression)] == list(CHECKS)
 
 
+@pytest.mark.slow
 def test_so_does_the_one_at_the_clients(here: Path) -> None:
     """Of the guide. Of two rounds the second goes where the first has gone too."""
     shutil.copy(EXAMPLE.with_name("my_method.py"), here)
@@ -126,6 +127,7 @@ def test_the_command_finds_it_beside_the_experiment(here: Path) -> None:
     assert "Moves each parameter by as much as the clients agree on the direction." in described.out
 
 
+@pytest.mark.slow
 def test_the_command_checks_it(here: Path) -> None:
     """Line by line, and nothing is hidden behind the first that fails."""
     done = call("methods", f"scaffold+{METHOD}", "--check")

@@ -193,6 +193,7 @@ def test_a_client_that_always_kills_its_actor_is_named(nodes: Nodes) -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_error_is_the_same_wherever_it_happens(nodes: Nodes) -> None:
     more = {"clients": federation(marked=3), "per_round": 6}
     with pytest.raises(TrainingError, match="client 3, step 1") as one:
@@ -285,6 +286,7 @@ def act(x):
 }
 
 
+@pytest.mark.slow
 def test_modules_that_others_cannot_import_go_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

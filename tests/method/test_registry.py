@@ -166,13 +166,19 @@ def refusal(expression: str, weights: str | None = None) -> CompositionError | N
     return None
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_every_pair_is_legal_or_says_why_not(one: str, other: str) -> None:
+@pytest.mark.parametrize("one", REGISTRY)
+def test_every_pair_is_legal_or_says_why_not(one: str) -> None:
+    for other in list(REGISTRY)[list(REGISTRY).index(one) + 1 :]:
+        check_pair(one, other)
+
+
+def check_pair(one: str, other: str) -> None:
+    """A legal pair composes in both orders; another one is refused in both, for its reason."""
     why = ILLEGAL.get((one, other))
     for expression in (f"{one}+{other}", f"{other}+{one}"):
         error = refusal(expression)
         if why is None:
-            assert error is None
+            assert error is None, (one, other)
             continue
         assert error is not None
         assert SAYS[why] in error.what

@@ -219,6 +219,7 @@ def shell(folder: Path, out: str, *more: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_shell_reaches_every_process_and_loses_nothing(tmp_path: Path) -> None:
     """And after it, a kill of the whole group; then the run is finished all the same."""
     experiment(tmp_path)
