@@ -68,8 +68,8 @@ def cka(k: Tensor, other: Tensor, *, unbiased: bool = True) -> float:
     Source: Kornblith et al. 2019, Section 3; Nguyen et al. 2021, Eq. (3) with the unbiased HSIC.
     """
     hsic = unbiased_hsic if unbiased else biased_hsic
-    own = hsic(k, k) * hsic(other, other)
-    return hsic(k, other) / math.sqrt(own) if own > 0.0 else math.nan
+    squared_norm = hsic(k, k) * hsic(other, other)
+    return hsic(k, other) / math.sqrt(squared_norm) if squared_norm > 0.0 else math.nan
 
 
 def layer_grams(setup: TrainingSetup, model: Model, data: Dataset) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ def measure_cka(round: ObservedRound) -> Measured:
     numbers, breakdowns = {}, {}
     for name, unbiased in (("unbiased", True), ("biased", False)):
         values = {
-            layer: mean(np.array([cka(one[layer], k, unbiased=unbiased) for one in local]))
+            layer: mean(np.array([cka(grams[layer], k, unbiased=unbiased) for grams in local]))
             for layer, k in reference.items()
         }
         numbers[name] = mean(np.array([*values.values()]))

@@ -92,14 +92,14 @@ def measure_fisher(round: ObservedRound) -> Measured:
     correlations: dict[str, dict[str, float]] = {}
     for client in round.clients.tolist():
         model = _after_one_step(round, client)
-        own = some(setup.federation.data, setup.federation.client(client), most, setup.seed)
-        sets = {"previous": (previous.x, previous.y), "own": (own.x, own.y)}
+        current = some(setup.federation.data, setup.federation.client(client), most, setup.seed)
+        sets = {"previous": (previous.x, previous.y), "own": (current.x, current.y)}
         sets |= _pseudo_data(round, client)
-        found = {name: fisher_information(setup, model, x, y) for name, (x, y) in sets.items()}
-        for name, values in found.items():
+        by_data = {name: fisher_information(setup, model, x, y) for name, (x, y) in sets.items()}
+        for name, values in by_data.items():
             traces.setdefault(name, []).append(float(values.sum()))
             if name != "previous":
-                value = correlation(values, found["previous"])
+                value = correlation(values, by_data["previous"])
                 correlations.setdefault(name, {})[str(client)] = value
     numbers = {f"trace_{name}": mean(np.array(values)) for name, values in traces.items()}
     for name, by_client in correlations.items():

@@ -153,9 +153,9 @@ def moment_skew(moments: Sequence[Moments], sizes: Sequence[int]) -> MomentSkew 
         moments: of each client's inputs, as nodes send them.
         sizes: examples of each client.
     """
-    counts = np.array([one.count for one in moments], dtype=np.float64)
-    means = np.stack([one.mean.numpy() for one in moments])
-    squares = np.stack([one.squares.numpy() for one in moments])
+    counts = np.array([client.count for client in moments], dtype=np.float64)
+    means = np.stack([client.mean.numpy() for client in moments])
+    squares = np.stack([client.squares.numpy() for client in moments])
     pooled = (counts @ means) / counts.sum()
     between = (counts @ (means - pooled) ** 2) / counts.sum()
     variance = squares.sum(axis=0) / counts.sum() + between

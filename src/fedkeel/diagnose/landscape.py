@@ -97,8 +97,8 @@ def hessian_product(setup: TrainingSetup, model: Model, data: Dataset) -> tuple[
     def product(v: Tensor) -> Tensor:
         if not slope.requires_grad:  # the loss is linear
             return torch.zeros_like(v)
-        found = torch.autograd.grad(slope, tensors, v, retain_graph=True, materialize_grads=True)
-        return torch.cat([t.reshape(-1) for t in found]).detach()
+        parts = torch.autograd.grad(slope, tensors, v, retain_graph=True, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in parts]).detach()
 
     return product, torch.zeros_like(slope).detach()
 

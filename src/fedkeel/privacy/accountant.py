@@ -122,11 +122,11 @@ class Account:
 
     def _composed(self, count: int) -> Any:  # noqa: ANN401 - the library has no types
         """Return the loss of so many releases, by the same sums whichever was asked for before."""
-        whole = (count - 1) // STRIDE * STRIDE
+        multiple = (count - 1) // STRIDE * STRIDE
         at, loss = self._last[-1] if self._last else (0, self._loss)
-        if not whole < at <= count:
-            at = whole + 1
-            loss = self._loss.self_compose(whole).compose(self._loss) if whole else self._loss
+        if not multiple < at <= count:
+            at = multiple + 1
+            loss = self._loss.self_compose(multiple).compose(self._loss) if multiple else self._loss
         for _ in range(at, count):
             loss = loss.compose(self._loss)
         self._last[:] = [(count, loss)]

@@ -80,9 +80,9 @@ def diagnostic_charts(methods: Sequence[MethodResults]) -> dict[DiagnosticChart,
     charts = {}
     for name, title in QUANTITIES.items():
         _, _, axis = (*name.split("."), "round")[:3]
-        made = _by_round(methods, name, title) if axis == "round" else _by(methods, name, title)
-        if made is not None:
-            chart, note = made
+        drawn = _by_round(methods, name, title) if axis == "round" else _by(methods, name, title)
+        if drawn is not None:
+            chart, note = drawn
             charts[DiagnosticChart(name.replace(".", "_"), title, note)] = chart
     return charts
 

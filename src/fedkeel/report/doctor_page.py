@@ -69,7 +69,7 @@ def charts(record: DoctorRecord) -> dict[str, Chart]:
     """Return the charts by name, without those for which there is nothing to draw."""
     histogram = np.array(record.histogram)
     is_counted = histogram.ndim == 2 and histogram.shape[1] > 0
-    made = {
+    by_name = {
         "labels": label_chart(histogram, record.client_names, record.label_names)
         if is_counted
         else None,
@@ -78,7 +78,7 @@ def charts(record: DoctorRecord) -> dict[str, Chart]:
         "rates": _rates(record),
         "curves": _curves(record),
     }
-    return {name: chart for name, chart in made.items() if chart is not None}
+    return {name: chart for name, chart in by_name.items() if chart is not None}
 
 
 def _bars(record: DoctorRecord, values: tuple[float, ...], unit: str) -> Chart | None:

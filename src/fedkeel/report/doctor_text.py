@@ -24,9 +24,9 @@ _MARKS: dict[Level, tuple[str, str]] = {
 def headline(record: DoctorRecord) -> str:
     """Return in one sentence what matters most."""
     problems = [item.title.lower() for item in record.findings if item.level == "problem"]
-    found = f"What stands out: {enumeration(problems, 5)}." if problems else "Nothing stands out."
+    summary = f"What stands out: {enumeration(problems, 5)}." if problems else "Nothing stands out."
     methods = enumeration([quoted(method) for method in record.methods])
-    return f"{found} Worth tuning: {methods}."
+    return f"{summary} Worth tuning: {methods}."
 
 
 def overview(record: DoctorRecord) -> str:

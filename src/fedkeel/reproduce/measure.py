@@ -48,11 +48,11 @@ def metric_value(
 def _diagnosed(diagnostic: str, rows: Sequence[RoundRecord]) -> float | None:
     """Return the mean of a diagnostic over the rounds in which it is a finite number."""
     name, _, label = diagnostic.partition("/")
-    found = (
+    recorded = (
         row.breakdowns.get(name, {}).get(label) if label else row.diagnostics.get(name)
         for row in rows
     )
-    values = [value for value in found if value is not None and math.isfinite(value)]
+    values = [value for value in recorded if value is not None and math.isfinite(value)]
     return statistics.fmean(values) if values else None
 
 

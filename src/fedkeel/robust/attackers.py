@@ -76,8 +76,8 @@ def find_attack(settings: Run, federation: Federation) -> Attack | None:
             why="the attackers of an experiment are clients that it makes itself",
             do="leave out [adversary], or try the attack on examples of one data set",
         )
-    found = attackers(settings.adversary, len(federation), settings.seed)
-    return Attack(settings.adversary, found, settings.seed)
+    clients = attackers(settings.adversary, len(federation), settings.seed)
+    return Attack(settings.adversary, clients, settings.seed)
 
 
 def check_attack(attack: Attack | None, plan: Plan) -> None:
@@ -187,8 +187,8 @@ class Attack:
             return
         if self.settings.kind in ALONE:
             for row in rows:
-                own = {name: tensor[row].clone() for name, tensor in replies.update.items()}
-                sent = self.change(own, round, int(replies.clients[row]))
+                update = {name: tensor[row].clone() for name, tensor in replies.update.items()}
+                sent = self.change(update, round, int(replies.clients[row]))
                 _write(replies, row, sent)
         else:
             is_honest = replies.finite.copy()

@@ -194,8 +194,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     except ModelError as error:  # where it is raised, the name of the method is unknown
         error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
         raise
-    own = describe_user_parts(plan.parts)
-    in_parts = (place for module in own.values() for place in module.unseen)
+    user_parts = describe_user_parts(plan.parts)
+    in_parts = (place for module in user_parts.values() for place in module.unseen)
     unseen = (*network.unseen, *metrics.unseen, *augment.unseen, *in_parts)
     prepared = Prepared(
         settings,
@@ -209,7 +209,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         budget=budget,
         attack=attack,
     )
-    key = _key(prepared, digests_of_modules(own), augment.text)
+    key = _key(prepared, digests_of_modules(user_parts), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
 
 

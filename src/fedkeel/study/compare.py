@@ -180,7 +180,7 @@ def compare(
     display.prepare()
     by_expression: dict[str, RunSettings] = {}  # one method may be written in several ways
     others: list[str] = []
-    own: list[str] = []  # names of the folders of the first runs
+    first_folders: list[str] = []  # of the first runs, by name
     rule = EngineRule()
     for method in methods:
         of_method = settings.model_copy(update={"method": method})
@@ -189,10 +189,10 @@ def compare(
         by_expression.setdefault(prepared.plan.expression, of_method)
         if any(part.weights not in (None, prepared.plan.weights) for part in prepared.plan.parts):
             others.append(f"`{method}`")
-        own.append(run_folder_name(prepared))
+        first_folders.append(run_folder_name(prepared))
         rule.add(prepared)
     listed = runs_of(out) if out is not None and os.path.exists(out / INDEX) else []
-    folders = [] if out is None else [*(out / name for name in own), *listed]
+    folders = [] if out is None else [*(out / name for name in first_folders), *listed]
     engine = earlier_engine(folders, settings) or rule.choose()
     seed_range = range(settings.seed, settings.seed + seeds)
     for seed in seed_range[1:]:

@@ -23,6 +23,7 @@ from fedkeel.diagnose.doctor_findings import findings
 from fedkeel.diagnose.doctor_measurements import Measurements
 from fedkeel.diagnose.doctor_rules import advise, discourage, search_space
 from fedkeel.diagnose.heterogeneity import (
+    MomentSkew,
     label_skew,
     moment_skew,
     size_skew,
@@ -142,11 +143,11 @@ def measure_data(federation: Federation, seed: int) -> Measurements:
     )
 
 
-def _skew(columns: Tensor | None, rows: list[NDArray[np.int64]]) -> Any:  # noqa: ANN401
+def _skew(columns: Tensor | None, rows: list[NDArray[np.int64]]) -> MomentSkew | None:
     if columns is None:
         return None
-    moments = [Moments.of(columns[torch.from_numpy(one)]) for one in rows]
-    return moment_skew(moments, [len(one) for one in rows])
+    moments = [Moments.of(columns[torch.from_numpy(of_client)]) for of_client in rows]
+    return moment_skew(moments, [len(of_client) for of_client in rows])
 
 
 def _histogram(federation: Federation) -> NDArray[np.int64]:
@@ -194,7 +195,7 @@ def _of_pilot(results: PilotResults, lr: float, examples: int) -> dict[str, Any]
         "scores_by_lr": scores,
         "centralised": results.value("centralised"),
         "local": results.value("local"),
-        "local_own": results.own.get("local"),
+        "local_own": results.client_scores.get("local"),
         "all_clients": results.value("fedavg, all clients"),
         "equal_weights": results.value("fedavg, equal weights"),
         "kept_norm": results.value("fedbn"),

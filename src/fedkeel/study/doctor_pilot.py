@@ -52,13 +52,14 @@ class PilotResults:
         results: of the runs that could be finished, by name.
         rates: name of FedAvg's run by learning rate.
         score: the metric by which models are judged.
+        client_scores: scores on the clients' own examples, by name of the run.
     """
 
     runs: dict[str, PilotRun]
     results: dict[str, Result]
     rates: dict[float, str]
     score: MetricInfo
-    own: dict[str, float | None] = field(default_factory=dict)
+    client_scores: dict[str, float | None] = field(default_factory=dict)
 
     def value(self, name: str) -> float | None:
         """Return a run's score; None where it was not made or diverged."""
@@ -206,7 +207,7 @@ class Pilot:
         score = float(np.mean(curve[-LAST:])) if curve else None
         results.runs[name] = PilotRun(name, method, lr, score, curve)
         results.results[name] = result
-        results.own[name] = score_on_clients(result.rows[-1], results.score)
+        results.client_scores[name] = score_on_clients(result.rows[-1], results.score)
 
 
 def best_rate(results: PilotResults, lr: float) -> float:

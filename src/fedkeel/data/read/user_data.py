@@ -426,7 +426,12 @@ def _normalised(data: Dataset, count: int, how: str) -> Dataset:
     x = data.x.clone()
     halves = x[:count], x[count:]
     if how == "client":
-        assert data.client is not None
+        if data.client is None:
+            raise DataError(
+                "normalize = 'client' scales each client's examples by themselves.",
+                got="examples that name no client",
+                do="name the clients, or set normalize = 'standardize'",
+            )
         scales = normalise_clients(*halves, data.client[:count], data.client[count:])
         named = {data.clients[k]: scale.recorded() for k, scale in scales.items()}
         return replace(data, x=x, client_scales=named)
