@@ -53,7 +53,7 @@ def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
     record = RunFolder(tmp_path / "run").read_run()
     assert record.engine.kind == "flower"
     assert record.partition.sizes == [32, 32]
-    assert re.search(r"round 1/1, test auroc [0-9.]+ %", done.err)
+    assert re.search(r"round 1/1, test AUROC [0-9.]+ %", done.err)
     assert living(tmp_path) == []
 
 
