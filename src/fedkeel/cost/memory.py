@@ -159,11 +159,14 @@ def check_server(
 ) -> None:
     """Refuse a large server state that does not fit into memory, before it is allocated.
 
-    `choose_place` checks a smaller one, together with what clients keep.
+    `choose_place` checks a smaller one, together with what clients keep. The server state of a
+    small model is not measured here: PyTorch needs seconds to load what measures it.
 
     Raises:
         RunError: it does not fit.
     """
+    if nbytes(params) * max(population.clients, 1) < COMFORTABLE_BYTES // 16:
+        return
     shapes = {k: v.to("meta") for k, v in params.items()}  # without memory
     try:
         needed = nbytes(dict(initial_memory(plan, shapes, population)))
