@@ -10,6 +10,7 @@ from scipy.io import savemat
 
 from fedkeel.config import Data
 from fedkeel.data import known_sets, load
+from fedkeel.data.read import sources
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import cache_folder
 from fedkeel.errors import DataError
@@ -33,6 +34,13 @@ def refused(call, *words):
     assert len(caught.value.lines()) <= 4
     for word in words:
         assert word in str(caught.value)
+
+
+def test_digits_are_those_of_the_library(monkeypatch):
+    rows = sources._digits_rows()
+    monkeypatch.setattr(sources, "find_spec", lambda _: None)
+    assert np.array_equal(rows, sources._digits_rows())
+    assert rows.shape == (1797, 65)
 
 
 def test_digits():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -170,13 +171,27 @@ def _raw(source: Source, examples: _Examples) -> RawExamples:
 
 
 def _digits(source: Source, test_fraction: float) -> tuple[RawExamples, RawExamples]:
-    from sklearn.datasets import load_digits  # slow to import
-
-    digits = load_digits()
-    x = torch.from_numpy((digits.images / 16).astype(np.float32))[:, None]
-    examples = RawExamples(x, digits.target.astype(np.int64), source.label_names)
+    rows = _digits_rows()
+    x = torch.from_numpy((rows[:, :-1] / 16).astype(np.float32)).reshape(-1, *source.shape)
+    examples = RawExamples(x, rows[:, -1].astype(np.int64), source.label_names)
     train, test = stratified_split(examples.y, test_fraction, generator(0, "data.digits"))
     return examples.take(train), examples.take(test)
+
+
+def _digits_rows() -> NDArray[np.float64]:
+    """Return scikit-learn's digits, [1797, 65]: 64 pixels in 0..16 and the label.
+
+    Its file is read without the library, which needs seconds to import.
+    """
+    library = find_spec("sklearn")
+    if library is not None and library.origin is not None:
+        file = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return np.column_stack([digits.data, digits.target])
 
 
 def _idx(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
