@@ -53,8 +53,11 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
     array([1, 2])
     """
     count = settings.size(len(sizes))
-    present = np.setdiff1d(np.arange(len(sizes)), new_clients(settings, len(sizes), seed))
-    sizes, population = sizes[present], len(present)
+    absent, present = new_clients(settings, len(sizes), seed), None
+    if len(absent):
+        present = np.setdiff1d(np.arange(len(sizes)), absent)
+        sizes = sizes[present]
+    population = len(sizes)
     random = generator(seed, "cohort", 0 if settings.sampling == "fixed" else round)
     if settings.sampling == "poisson":
         chosen = np.flatnonzero(random.random(population) < count / population)
@@ -64,7 +67,9 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
         chosen = random.choice(population, count, replace=False, p=_shares(sizes, count))
     else:
         chosen = random.choice(population, count, replace=False, shuffle=False)
-    chosen = present[np.sort(chosen)].astype(np.int64, copy=False)
+    chosen = np.sort(chosen).astype(np.int64, copy=False)
+    if present is not None:
+        chosen = present[chosen]
     drops = np.zeros(len(chosen), dtype=np.bool_)
     if settings.dropout > 0:
         drops = generator(seed, "dropout", round).random(len(chosen)) < settings.dropout

@@ -209,6 +209,11 @@ class Dataset:
             y=map_values(lambda tensor: tensor.to(device), self.y),
         )
 
+    @cached_property
+    def used_labels(self) -> Ints:
+        """The labels that occur, ascending."""
+        return np.flatnonzero(np.bincount(self.labels, minlength=self.classes))
+
     def fingerprint(self) -> str:
         """Return a digest of all that is here, 16 hexadecimal digits."""
         return self._digest

@@ -186,7 +186,7 @@ def _unused_settings(settings: config.Run) -> list[str]:
 
 def _labels_that_look_like_quantities(data: Dataset) -> str:
     """Return a warning where numbers are taken for classes of which each has few examples."""
-    used = len(np.unique(data.labels))
+    used = len(data.used_labels)
     names = [name for name in data.label_names if not is_number(name)]
     if names or _is_from_catalogue(data) or used < MANY_CLASSES or len(data) >= FEW_EXAMPLES * used:
         return ""
@@ -268,7 +268,7 @@ def _judged_on_training_examples(prepared: Prepared) -> str:
 
 def _single_class(data: Dataset) -> str:
     """Return a warning where all training examples have one label."""
-    labels = np.unique(data.labels).tolist()
+    labels = data.used_labels.tolist()
     if len(labels) > 1:
         return ""
     label = data.label_names[labels[0]] if data.label_names else labels[0]
@@ -294,7 +294,7 @@ def _dominant_class(data: Dataset, test: Dataset) -> str:
 
 def _labels_without_training(data: Dataset, test: Dataset) -> str:
     """Return a warning where nobody trains on labels of the test set."""
-    is_trained = np.isin(test.labels, np.unique(data.labels))
+    is_trained = np.isin(test.labels, data.used_labels)
     count = int((~is_trained).sum())
     if not count:
         return ""
