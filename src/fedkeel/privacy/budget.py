@@ -96,6 +96,21 @@ class Schedule:
             return steps
         return -(-steps // batches.batches_per_pass(self.local, n))
 
+    def releases_of_round(self, n: int, done: int) -> int:
+        """Return how many releases a client of `n` examples makes in a round, looked at alone.
+
+        A pass that goes on in the next round counts in both.
+
+        Args:
+            n: its number of examples.
+            done: local steps that it has made before.
+        """
+        steps = batches.count_steps(self.local, n)
+        if self._draws_batches:
+            return steps
+        length = batches.batches_per_pass(self.local, n)
+        return (done + steps - 1) // length - done // length + 1
+
 
 @dataclass
 class Spending:
