@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import stat
 from pathlib import Path
 
 import dp_accounting
 import pytest
 from dp_accounting import pld, rdp
+from flwr.common.config import parse_config_args
 
+from commands import call
 from fedkeel.errors import ConfigError, RunError
 from fedkeel.privacy.accountant import Release, composed_epsilon
 from fedkeel.privacy.ledger import Ledger, Spent, epsilon_of
@@ -108,9 +111,45 @@ def test_a_damaged_ledger_is_no_new_one(tmp_path: Path, damage: str) -> None:
     assert file.read_text() == damaged[damage]
 
 
+def test_the_command_prints_what_each_run_has_cost(tmp_path: Path) -> None:
+    file, ledger = tmp_path / "policy.toml", Ledger(tmp_path / "ledger.json")
+    file.write_text("epsilon = 5.0\ndelta = 1e-5\n")
+    assert "spent 0 of 5 at delta 1e-05" in call("flower", "ledger", file).out
+    for run, sigma in (("a-1", 4.0), ("a-1", 4.0), ("b-2", 8.0)):
+        ledger.charge(spending(run, sigma), POLICY)
+    runs = call("flower", "ledger", file, "--json").json["runs"]
+    each = [[(Release(), 4.0, 2)], [(Release(), 8.0, 1)]]
+    assert [run["epsilon"] for run in runs] == [composed_epsilon(items, 1e-5) for items in each]
+    total = composed_epsilon([*each[0], *each[1]], 1e-5)
+    assert [run["total"] for run in runs] == [runs[0]["epsilon"], total]
+    text = call("flower", "ledger", file).out
+    assert f"spent {total:.4g} of 5 at delta 1e-05, unit example" in text
+    assert max(map(len, text.splitlines())) <= 80
+    file.write_text("min_clients = 3\n")
+    assert "has no limit" in call("flower", "ledger", file).err
+
+
+def test_a_node_is_started_with_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the options of Flower's own command, and only with a policy that can be read."""
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execvp", lambda _, words: started.append(words))
+    monkeypatch.setattr("fedkeel.flower.node.resident.FOLDER", tmp_path / "resident")
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    file = tmp_path / "policy.toml"
+    file.write_text("min_clients = 3\n")
+    call("flower", "node", "--insecure", "--policy", file, "--node-config", "partition-id=1")
+    (words,) = started
+    assert words[:3] == ["flower-supernode", "--insecure", "--node-config"]
+    config = parse_config_args([words[3]])
+    assert config == {"partition-id": 1, "policy": str(file)}
+    file.write_text("min_client = 3\n")
+    assert call("flower", "node", "--policy", file).code == 2
+    assert len(started) == 1
+
+
 def test_a_policy_is_read_with_its_ledger_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
-    file.write_text('epsilon = 8.0\ndelta = 1e-5\nmethods = "fedprox"\nledger = "spent.json"\n')
+    file.write_text('epsilon = 8.0\ndelta = 1e-5\nmethods = ["fedprox"]\nledger = "spent.json"\n')
     policy = read_policy(file)
     assert policy.ledger == str(tmp_path / "spent.json")
     assert policy.methods == ("fedprox",)

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedkeel.config.base import Settings
-from fedkeel.errors import RunError
+from fedkeel.errors import ConfigError, RunError
 from fedkeel.privacy.accountant import Release, Sampling, composed_epsilon
 from fedkeel.privacy.policy import Policy, PolicyError
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
@@ -185,3 +185,56 @@ def epsilon_of(entries: Sequence[Spent], policy: Policy) -> float:
     if delta is None:
         raise PolicyError("A policy without a delta has no account.")
     return composed_epsilon([(e.release, e.sigma, e.count) for e in entries], delta)
+
+
+@dataclass(frozen=True)
+class RunSpent:
+    """What one run has cost.
+
+    Args:
+        run: the server's name for the run.
+        method: its method.
+        sigmas: noise of its releases, in units of their bounds.
+        count: number of its releases.
+        at: time of the last one.
+        epsilon: of the run alone.
+        total: of this run and all runs above.
+    """
+
+    run: str
+    method: str
+    sigmas: tuple[float, ...]
+    count: int
+    at: str
+    epsilon: float
+    total: float
+
+
+def statement(entries: Sequence[Spent], policy: Policy) -> list[RunSpent]:
+    """Return what each run has cost, in the order in which they began.
+
+    Raises:
+        ConfigError: the policy has no limit, so that nothing is counted.
+    """
+    if policy.delta is None:
+        raise ConfigError(
+            "The policy has no limit, so that nothing is counted.",
+            do="give it 'epsilon' and 'delta'",
+        )
+    found = []
+    before: list[Spent] = []
+    for run in dict.fromkeys(entry.run for entry in entries):
+        of_run = [entry for entry in entries if entry.run == run]
+        before += of_run
+        found.append(
+            RunSpent(
+                run=run,
+                method=of_run[0].method,
+                sigmas=tuple(sorted({entry.sigma for entry in of_run})),
+                count=sum(entry.count for entry in of_run),
+                at=max(entry.at for entry in of_run),
+                epsilon=epsilon_of(of_run, policy),
+                total=epsilon_of(before, policy),
+            )
+        )
+    return found

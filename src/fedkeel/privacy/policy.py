@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedkeel.config.base import Settings
 from fedkeel.config.toml import build, parse
 from fedkeel.errors import ConfigError, FedkeelError
-
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
-"""Names; a single one may be given as a text."""
 
 
 class PolicyError(FedkeelError):
@@ -51,8 +48,8 @@ class Policy(Settings):
     delta: float | None = Field(None, gt=0.0, lt=1.0)
     unit: Literal["client", "example"] = "example"
     min_clients: int = Field(1, ge=1)
-    methods: Names | None = None
-    messages: Names | None = None
+    methods: tuple[str, ...] | None = None
+    messages: tuple[str, ...] | None = None
     clip: float | None = Field(None, gt=0.0)
     sigma: float = Field(0.0, ge=0.0)
     ledger: str = Field("ledger.json", min_length=1)
