@@ -176,9 +176,10 @@ def ledger(
         document({"ledger": rules.ledger, **limits, "runs": rows})
         return
     table = Table("run", "method", "noise", "releases", "last", "epsilon", "so far", box=None)
+    table.columns[1].overflow = "fold"
     for row in spent:
         noise = ", ".join(f"{sigma:g}" for sigma in row.sigmas)
-        words = row.run.partition("-")[0][:16], row.method, noise, str(row.count), row.at[:10]
+        words = row.run[:8], row.method, noise, str(row.count), row.at[:10]
         table.add_row(*map(printable, words), f"{row.epsilon:.4g}", f"{row.total:.4g}")
     Console().print(table, markup=False)
     of = f"of {rules.epsilon:g} at delta {rules.delta:g}, unit {rules.unit}"

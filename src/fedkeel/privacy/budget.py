@@ -12,7 +12,8 @@ from fedkeel.data import batches
 from fedkeel.data.cohort import select
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import ConfigError, counted
-from fedkeel.privacy.accountant import Account, Kind, Release, calibrated_sigma
+from fedkeel.privacy.accountant import Account, Kind, Release
+from fedkeel.privacy.kept_noise import kept_sigma
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def make_budget(schedule: Schedule, sigma: float | None) -> Budget:
         pairs = _planned(schedule)
         limit = privacy.epsilon, privacy.delta
         sigmas = [
-            calibrated_sigma(release, release.kind(privacy.accountant), count, *limit)
+            kept_sigma(release, release.kind(privacy.accountant), count, *limit)
             for release, count in pairs
         ]
         return Budget(schedule, max(sigmas), is_calibrated=True)

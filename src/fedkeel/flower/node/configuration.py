@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from fedkeel.config import Experiment
@@ -12,6 +13,7 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.node.local_data import read_local_data
 from fedkeel.flower.node.node import Node
+from fedkeel.privacy.kept_noise import noise_kept_in
 from fedkeel.privacy.policy import Policy, read_policy
 from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.prepare import gather, prepare
@@ -39,11 +41,13 @@ def make_node(experiment: Experiment, config: Mapping[str, object]) -> Node:
     refuse_on_nodes(experiment.adversary)
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
     folder, policy = state_folder(config), _policy(config)
-    if is_on_nodes(experiment):
-        prepared = prepare(experiment, read_local_data(experiment, config.get("data"), number))
-        clients, name = frozenset({number}), str(config.get("name") or "")
-    else:
-        prepared = prepare(experiment, gather(experiment))
+    has_own_data = is_on_nodes(experiment)
+    data = config.get("data")
+    read = partial(read_local_data, source=data, client=number) if has_own_data else gather
+    with noise_kept_in(folder):
+        prepared = prepare(experiment, read(experiment))
+    clients, name = frozenset({number}), str(config.get("name") or "")
+    if not has_own_data:
         clients, name = frozenset(range(number, prepared.population.clients, max(nodes, 1))), ""
     guard = None if policy is None else Guard(policy, prepared)
     return Node(prepared, clients, folder, name, guard)
