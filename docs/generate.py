@@ -54,6 +54,7 @@ from fedkeel.method.legality import (
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
+from fedkeel.privacy.policy import Policy
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord
@@ -66,9 +67,16 @@ NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
 
 TABLES = (
     *("data", "partition", "model", "task", "local", "local.schedule", "cohort", "evaluation"),
-    *("stop", "diagnose", "adversary", "engine", "compare", "tune", "flower"),
+    *("stop", "diagnose", "adversary", "privacy", "engine", "compare", "tune", "flower"),
 )
 """Tables of an experiment file, in the order of the page."""
+
+POLICY = """\
+# The policy of a site
+
+Every key of the TOML file that `fedkeel flower node --policy` and `fedkeel flower ledger` read.
+[A hospital's own policy](../guides/privacy.md#a-hospitals-own-policy) has an example.
+"""
 
 SETTINGS = """\
 # The experiment file
@@ -296,6 +304,7 @@ def pages() -> dict[str, str]:
     out["methods/legality.md"] = legality()
     out["reference/roles.md"] = roles()
     out["reference/configuration.md"] = settings()
+    out["reference/policy.md"] = policy()
     out["reference/run-folder.md"] = folder()
     out["reference/command.md"] = command()
     out["reference/modules.md"] = modules()
@@ -427,6 +436,11 @@ def settings() -> str:
     return "\n".join([*out, ""])
 
 
+def policy() -> str:
+    """Return the reference of a site's own policy."""
+    return "\n".join([POLICY, *Said.by(Policy).about, *_keys("", Policy), ""])
+
+
 def _tables(kind: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:
     """Yield the dotted path and the class of every table below a table."""
     for name, field in kind.model_fields.items():
@@ -437,7 +451,10 @@ def _tables(kind: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[
 
 
 def _settings(kind: object) -> type[Settings] | None:
-    return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
+    """Return the class of a table, None of a value; a table that may be absent is one, too."""
+    kinds = [item for item in get_args(kind) if item is not types.NoneType] or [kind]
+    table = kinds[0] if len(kinds) == 1 else None
+    return table if isinstance(table, type) and issubclass(table, Settings) else None
 
 
 def _keys(path: str, kind: type[Settings]) -> list[str]:

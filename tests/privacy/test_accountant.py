@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedkeel.errors import ConfigError
+from fedkeel.privacy import kept_noise
 from fedkeel.privacy.accountant import Account, Release, calibrated_sigma
 
 ORACLES = Path(__file__).parents[1] / "oracles"
@@ -76,3 +77,28 @@ def test_the_tighter_account_knows_no_draws_of_a_fixed_size() -> None:
     with pytest.raises(ConfigError, match="cannot count these releases"):
         Release("fixed_size", 10, 100).kind("pld")
     assert Release("fixed_size", 10, 100).kind("auto") == "rdp"
+
+
+def test_kept_noise_is_calibrated_once_and_only_for_what_it_was_kept_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def count(release: Release, kind: str, count: int, epsilon: float, delta: float) -> float:
+        calls.append(count)
+        return 1.25 * count
+
+    monkeypatch.setattr(kept_noise, "calibrated_sigma", count)
+    values = Release("poisson", 3, 6), "pld", 5, 4.0, 0.01
+    with kept_noise.noise_kept_in(tmp_path):
+        assert [kept_noise.kept_sigma(*values) for _ in range(3)] == [6.25] * 3
+        assert calls == [5]
+        for place, other in enumerate((Release("poisson", 2, 6), "rdp", 6, 4.5, 0.02)):
+            kept_noise.kept_sigma(*values[:place], other, *values[place + 1 :])
+        assert len(calls) == 6
+        file = tmp_path / kept_noise.FILE
+        file.write_text(file.read_text().replace("6.25", "0.25"))
+        assert kept_noise.kept_sigma(*values) == 6.25
+        assert len(calls) == 7
+    kept_noise.kept_sigma(*values)
+    assert len(calls) == 8

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from fedkeel.cli.common import (
     EXPERIMENT,
@@ -19,7 +21,7 @@ from fedkeel.cli.common import (
     say,
     stderr,
 )
-from fedkeel.errors import ConfigError, RunError
+from fedkeel.errors import ConfigError, RunError, printable
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="A federation of nodes, with Flower.")
 
@@ -137,7 +139,10 @@ def keys(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,
 )
-def node(context: typer.Context) -> None:
+def node(
+    context: typer.Context,
+    policy: Path = typer.Option(None, "--policy", help="What this site allows, a TOML file."),
+) -> None:
     """Start a SuperNode, with flower-supernode's options, that imports once for all messages."""
     _check_installed()
     import os
@@ -145,12 +150,59 @@ def node(context: typer.Context) -> None:
 
     from fedkeel.flower.node import resident
 
+    words = context.args if policy is None else _with_policy(context.args, policy)
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     if resident.is_supported():
         resident.install(resident.FOLDER)
         folders = [str(resident.FOLDER), *folders]
     os.environ["PATH"] = os.pathsep.join(folders)
-    os.execvp("flower-supernode", ["flower-supernode", *context.args])
+    os.execvp("flower-supernode", ["flower-supernode", *words])
+
+
+@app.command(cls=Command)
+def ledger(
+    policy: Path = typer.Argument(..., metavar="POLICY.toml", help="A site's own policy."),
+    as_json: bool = JSON,
+) -> None:
+    """Print what a site has spent of its epsilon, run by run."""
+    from fedkeel.privacy.ledger import Ledger, statement
+    from fedkeel.privacy.policy import read_policy
+
+    rules = read_policy(policy)
+    spent = statement(Ledger(Path(rules.ledger)).read(), rules)
+    limits = {"epsilon": rules.epsilon, "delta": rules.delta, "unit": rules.unit}
+    if as_json:
+        rows = [vars(row) for row in spent]
+        document({"ledger": rules.ledger, **limits, "runs": rows})
+        return
+    table = Table("run", "method", "noise", "releases", "last", "epsilon", "so far", box=None)
+    table.columns[1].overflow = "fold"
+    for row in spent:
+        noise = ", ".join(f"{sigma:g}" for sigma in row.sigmas)
+        words = row.run[:8], row.method, noise, str(row.count), row.at[:10]
+        table.add_row(*map(printable, words), f"{row.epsilon:.4g}", f"{row.total:.4g}")
+    Console().print(table, markup=False)
+    of = f"of {rules.epsilon:g} at delta {rules.delta:g}, unit {rules.unit}"
+    print(f"spent {spent[-1].total if spent else 0:.4g} {of}")
+
+
+def _with_policy(words: list[str], file: Path) -> list[str]:
+    """Return the options of a SuperNode, with a policy in its configuration."""
+    from fedkeel.flower.local.processes import quoted
+    from fedkeel.privacy.policy import read_policy
+
+    read_policy(file)  # a mistake in it is said here, and not with the first message
+    option, config = "--node-config", [f"policy={quoted(str(file.absolute()))}"]
+    others, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == option and rest:
+            config.append(rest.pop(0))
+        elif word.startswith(f"{option}="):
+            config.append(word.partition("=")[2])
+        else:
+            others.append(word)
+    return [*others, option, " ".join(config)]
 
 
 def _check_installed() -> None:

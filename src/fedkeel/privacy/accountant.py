@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -17,6 +18,8 @@ from typing import Any, Literal
 from fedkeel.errors import ConfigError
 
 Kind = Literal["pld", "rdp"]
+
+Sampling = Literal["all", "poisson", "fixed_size"]
 
 COARSE, FINE, MANY = 1e-3, 1e-4, 2_000
 """Distance of the points at which the privacy loss is kept, of up to `MANY` planned releases and of
@@ -49,7 +52,7 @@ class Release:
         population: number of those it is drawn from.
     """
 
-    sampling: Literal["all", "poisson", "fixed_size"] = "all"
+    sampling: Sampling = "all"
     sampled: float = 1
     population: int = 1
 
@@ -182,6 +185,40 @@ class Account:
         return _loss_distributions().from_gaussian_mechanism(
             self.sigma, sampling_prob=rate, value_discretization_interval=self._grid
         )
+
+
+def composed_epsilon(spent: Iterable[tuple[Release, float, int]], delta: float) -> float:
+    """Return the epsilon at `delta` of releases of several kinds, with different noise, together.
+
+    Neighbouring data sets differ by one that contributes nothing. That covers draws of a fixed
+    size too, whose account lets it be any other one; with them everything is counted by Renyi
+    divergences.
+
+    Args:
+        spent: each kind of release, its noise in units of the bound, and the number of releases.
+        delta: of the epsilon.
+    """
+    counts: Counter[tuple[Release, float]] = Counter()
+    for release, sigma, count in spent:
+        counts[release, sigma] += count
+    if not counts:
+        return 0.0
+    if min(sigma for _, sigma in counts) == 0.0:
+        return math.inf
+    is_rdp = any(release.sampling == "fixed_size" for release, _ in counts)
+    total, planned = None, sum(counts.values())
+    accountant = Account(Release(), 1.0, "pld", planned)._make()
+    with _quiet():
+        for (release, sigma), count in counts.items():
+            account = Account(release, sigma, "rdp" if is_rdp else "pld", planned)
+            if is_rdp:
+                orders, divergences = account._divergences(count)
+                total = divergences if total is None else total + divergences
+            else:
+                accountant.compose(account._event, count)
+        if is_rdp:
+            return float(_rdp().compute_epsilon(orders, total, delta)[0])
+        return float(accountant.get_epsilon(delta))
 
 
 @lru_cache(maxsize=256)

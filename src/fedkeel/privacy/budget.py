@@ -12,7 +12,8 @@ from fedkeel.data import batches
 from fedkeel.data.cohort import select
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import ConfigError, counted
-from fedkeel.privacy.accountant import Account, Kind, Release, calibrated_sigma
+from fedkeel.privacy.accountant import Account, Kind, Release
+from fedkeel.privacy.kept_noise import kept_sigma
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,21 @@ class Schedule:
         if self._draws_batches:
             return steps
         return -(-steps // batches.batches_per_pass(self.local, n))
+
+    def releases_of_round(self, n: int, done: int) -> int:
+        """Return how many releases a client of `n` examples makes in a round, looked at alone.
+
+        A pass that goes on in the next round counts in both.
+
+        Args:
+            n: its number of examples.
+            done: local steps that it has made before.
+        """
+        steps = batches.count_steps(self.local, n)
+        if self._draws_batches:
+            return steps
+        length = batches.batches_per_pass(self.local, n)
+        return (done + steps - 1) // length - done // length + 1
 
 
 @dataclass
@@ -222,7 +238,7 @@ def make_budget(schedule: Schedule, sigma: float | None) -> Budget:
         pairs = _planned(schedule)
         limit = privacy.epsilon, privacy.delta
         sigmas = [
-            calibrated_sigma(release, release.kind(privacy.accountant), count, *limit)
+            kept_sigma(release, release.kind(privacy.accountant), count, *limit)
             for release, count in pairs
         ]
         return Budget(schedule, max(sigmas), is_calibrated=True)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError
 from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.node.local_data import read_local_data
 from fedkeel.flower.node.node import Node
+from fedkeel.privacy.kept_noise import noise_kept_in
+from fedkeel.privacy.policy import Policy, read_policy
 from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.prepare import gather, prepare
 
-_KEYS = ("partition-id", "num-partitions", "state", "data", "name")
+_KEYS = ("partition-id", "num-partitions", "state", "data", "name", "policy")
 """Keys of a node's configuration. Other apps on the node may have keys of their own."""
 
 STATE = Path.home() / ".fedkeel" / "state"
@@ -27,7 +31,8 @@ def make_node(experiment: Experiment, config: Mapping[str, object]) -> Node:
     Args:
         experiment: the same as at the server.
         config: the node's configuration: ``partition-id`` and ``num-partitions``; ``state``, the
-            folder of its clients' state; with data of its own also ``data`` and ``name``.
+            folder of its clients' state; with data of its own also ``data`` and ``name``;
+            ``policy``, the file of the site's own policy.
 
     Raises:
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
@@ -35,13 +40,35 @@ def make_node(experiment: Experiment, config: Mapping[str, object]) -> Node:
     _refuse_misspelled(config)
     refuse_on_nodes(experiment.adversary)
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
-    folder = state_folder(config)
-    if is_on_nodes(experiment):
-        prepared = prepare(experiment, read_local_data(experiment, config.get("data"), number))
-        return Node(prepared, frozenset({number}), folder, str(config.get("name") or ""))
-    prepared = prepare(experiment, gather(experiment))
-    clients = range(number, prepared.population.clients, max(nodes, 1))
-    return Node(prepared, frozenset(clients), folder)
+    folder, policy = state_folder(config), _policy(config)
+    has_own_data = is_on_nodes(experiment)
+    data = config.get("data")
+    read = partial(read_local_data, source=data, client=number) if has_own_data else gather
+    with noise_kept_in(folder):
+        prepared = prepare(experiment, read(experiment))
+    clients, name = frozenset({number}), str(config.get("name") or "")
+    if not has_own_data:
+        clients, name = frozenset(range(number, prepared.population.clients, max(nodes, 1))), ""
+    guard = None if policy is None else Guard(policy, prepared)
+    return Node(prepared, clients, folder, name, guard)
+
+
+def _policy(config: Mapping[str, object]) -> Policy | None:
+    """Return the site's own policy, None where the configuration names none.
+
+    Raises:
+        ConfigError: it cannot be read; the node then answers nothing.
+    """
+    if "policy" not in config:
+        return None
+    file = Path(str(config["policy"])).expanduser()
+    if not file.is_absolute():
+        raise ConfigError(
+            "The node's configuration needs the whole path of the policy.",
+            got=f"policy = {str(file)!r}",
+            do=f"start it with --node-config 'policy=\"{file.absolute()}\" ...'",
+        )
+    return read_policy(file)
 
 
 def state_folder(config: Mapping[str, object]) -> Path:

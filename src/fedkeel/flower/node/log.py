@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedkeel.errors import DataError, FedkeelError
+from fedkeel.privacy.policy import PolicyError
 
 LOG = "node.log"
 """File of the log in a node's folder."""
@@ -42,4 +43,5 @@ def public_reason(error: FedkeelError) -> str:
     """Return what the server may know of an error: a message about data may name a patient."""
     if isinstance(error, DataError):
         return f"DataError: the node's data cannot be used; its {LOG} says why"
-    return f"{type(error).__name__}: {error.what}"[:200]
+    what = error.short() if isinstance(error, PolicyError) else error.what
+    return f"{type(error).__name__}: {what}"[:200]

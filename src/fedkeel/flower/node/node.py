@@ -28,6 +28,7 @@ from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.data_on_nodes import NODES
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
+from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.node.log import log_error, public_reason
 from fedkeel.flower.protocol import (
     DESCRIBE,
@@ -80,12 +81,14 @@ class Node:
         clients: the clients that it plays.
         folder: where client state and the log are.
         name: the node's name, "" for none.
+        guard: enforces the site's own policy, None where it has none.
     """
 
     prepared: Prepared
     clients: frozenset[int]
     folder: Path
     name: str = ""
+    guard: Guard | None = None
 
     @cached_property
     def specs(self) -> MessageSpecs:
@@ -106,8 +109,14 @@ class Node:
 
         Raises:
             WireError: it is no request of this run, or not for this node.
+            PolicyError: the site's policy does not allow an answer.
         """
+        if self.guard is not None:
+            self.guard.check_run()
+            self.guard.check_message(kind)
         if kind == DESCRIBE:
+            if self.guard is not None:
+                self.guard.check_plan(self.clients)
             return self.describe()
         handlers = {TRAIN: self.train, SURVEY: self.survey, EVALUATE: self.evaluate}
         handlers |= {PICTURES: self.count_answers, PERSONAL: self.evaluate_personal}
@@ -150,12 +159,16 @@ class Node:
         if status == LOST:
             return ClientResult(client=item.client, status=LOST)
         job = ClientJob(row, item.client, item.steps_done)
+        if self.guard is not None:
+            setup = self.guard.admit(setup, request, item)
         with use_numerics(setup.precision):
             result = train_client(setup, message, job, client_state)
         reply, attack = result.reply, self.prepared.attack
         if attack is not None and attack.lies_alone(item.client):
             update = attack.change(reply.update, request.round, item.client)
             reply = replace(reply, update=update)
+        if self.guard is not None:
+            reply = self.guard.protected(reply)
         digest = ""
         if self.specs.client_state:
             digest = storage.store(request.round + 1, reply.client_state)

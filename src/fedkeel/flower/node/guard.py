@@ -1,0 +1,276 @@
+"""What a site's policy lets a node do: it is asked before anything is trained or sent."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedkeel.data.cohort import select
+from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.rehearsal import SURVEY_PREFIX
+from fedkeel.flower.protocol import EVALUATE, PERSONAL, PICTURES, ClientRequest, Request
+from fedkeel.method.part import Capability, Part
+from fedkeel.method.parts.dpclient import clipped
+from fedkeel.method.round_values import Reply
+from fedkeel.privacy.accountant import Release, composed_epsilon
+from fedkeel.privacy.ledger import Ledger, Spent
+from fedkeel.privacy.legality import CLIENT_PARTS, EXAMPLE_PART
+from fedkeel.privacy.policy import Policy, PolicyError
+from fedkeel.runner.early_stopping import smallest_count
+
+MESSAGES = {EVALUATE: "scores", PERSONAL: "personal", PICTURES: "pictures"}
+"""What an answer to a request of a kind is called in a policy."""
+
+SETTLE = "change the experiment, or the policy of this site, if the site agrees to that"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Enforces a policy on a node.
+
+    The experiment is the one that the server has sent: what is checked here holds for the code of
+    fedkeel, and for a server that runs it too.
+
+    Args:
+        policy: what the site allows.
+        prepared: the run, as the node sees it.
+    """
+
+    policy: Policy
+    prepared: Prepared
+
+    def check_run(self) -> None:
+        """Refuse a run that the policy does not allow.
+
+        Raises:
+            PolicyError: names what is asked for, and what is allowed.
+        """
+        self._check_methods()
+        self._check_messages()
+        self._check_sums()
+        self._check_own_bound()
+        if self.policy.epsilon is not None and not self.policy.sigma:
+            self._check_unit()
+
+    def check_plan(self, clients: Iterable[int]) -> None:
+        """Refuse a run whose planned rounds alone would spend more than the policy allows.
+
+        Args:
+            clients: those that the node plays.
+
+        Raises:
+            PolicyError: says what they would spend.
+        """
+        if self.policy.epsilon is None or self.policy.delta is None:
+            return
+        sizes = self.prepared.setup.federation.sizes
+        planned = [self._planned(client) for client in sorted(clients) if sizes[client]]
+        spent = [composed_epsilon([item], self.policy.delta) for item in planned if item[2]]
+        if max(spent, default=0.0) > self.policy.epsilon:
+            raise PolicyError(
+                "This run plans to spend more than the epsilon of this site.",
+                got=f"{max(spent):.4g} in {self.prepared.settings.rounds} rounds, at delta "
+                f"{self.policy.delta:g}",
+                expected=f"{self.policy.epsilon:g} over all runs",
+                do="plan fewer rounds or more noise",
+            )
+
+    def check_message(self, kind: str) -> None:
+        """Refuse a request whose answer the policy does not let out.
+
+        Raises:
+            PolicyError: names it.
+        """
+        name = MESSAGES.get(kind)
+        if name is not None:
+            self._check_allowed(name)
+
+    def admit(self, setup: TrainingSetup, request: Request, item: ClientRequest) -> TrainingSetup:
+        """Write into the ledger what training a client is going to spend, and return its setup.
+
+        Noise and batches are drawn from a seed of this answer's own, that nobody else knows: a
+        server that knows the run's seed could take the noise off, and one that asks for a round a
+        second time would get the same noise on other numbers.
+
+        Raises:
+            PolicyError: the site would spend more than it allows.
+            RunError: the ledger cannot be used.
+        """
+        if self.policy.epsilon is None:
+            return setup
+        release, sigma, count = self._spending(item.client, item.steps_done)
+        spending = Spent(
+            run=request.run[:80],
+            method=self.prepared.plan.expression,
+            client=item.client,
+            sampling=release.sampling,
+            sampled=release.sampled,
+            population=release.population,
+            sigma=sigma,
+            count=count,
+        )
+        Ledger(Path(self.policy.ledger)).charge(spending, self.policy, is_once=self._trusts_server)
+        return setup if self._trusts_server else replace(setup, seed=secrets.randbits(63))
+
+    def protected(self, reply: Reply) -> Reply:
+        """Return a reply with the site's own bound and noise on its update."""
+        if self.policy.clip is None:
+            return reply
+        deviation, random = self.policy.sigma * self.policy.clip, np.random.default_rng()
+        update = {}
+        for name, value in clipped(reply.update, self.policy.clip).items():
+            noise = torch.from_numpy(deviation * random.standard_normal((1, *value.shape)))[0]
+            update[name] = value + noise.to(value.dtype)
+        return replace(reply, update=update)
+
+    # --- what is refused -------------------------------------------------------------------------
+
+    def _check_methods(self) -> None:
+        allowed = self.policy.methods
+        if allowed is None:
+            return
+        for part in self.prepared.plan.parts:
+            if not _is_allowed(part, allowed):
+                raise PolicyError(
+                    f"The policy of this site does not allow {part.name}.",
+                    got=f"method {self.prepared.plan.expression!r}",
+                    expected=_named(allowed, "fedavg alone"),
+                    do=SETTLE,
+                )
+
+    def _check_messages(self) -> None:
+        for name in self._sent():
+            self._check_allowed(name)
+
+    def _check_allowed(self, name: str) -> None:
+        allowed = self.policy.messages
+        if allowed is not None and name not in allowed:
+            raise PolicyError(
+                f"The policy of this site does not let {name!r} out.",
+                expected=_named(allowed, "the update alone"),
+                do=SETTLE,
+            )
+
+    def _sent(self) -> Iterator[str]:
+        """What each answer of the run has beside the update, or the description of the node."""
+        setup, spec = self.prepared.setup, self.prepared.spec
+        if setup.federation.how.get("normalize") == "standardize":
+            yield "sums"
+        for kind in ("buffers", "diagnostics"):
+            if any(path.startswith(f"{kind}/") for path in spec):
+                yield kind
+        parts = (path.removeprefix(SURVEY_PREFIX).removeprefix("uploads/") for path in spec)
+        names = {part.name for part in self.prepared.plan.parts}
+        yield from sorted({path.split("/")[0] for path in parts} & names)
+
+    def _check_sums(self) -> None:
+        least = self.policy.min_clients
+        if least == 1:
+            return
+        if Capability.PER_CLIENT_UPDATES in self.prepared.plan.needs:
+            raise PolicyError(
+                "The method uses single clients' updates, and the policy of this site asks for "
+                "sums.",
+                got=f"method {self.prepared.plan.expression!r}",
+                expected=f"sums of {least} clients at least",
+                do=SETTLE,
+            )
+        found = self._smallest_round()
+        if found < least:
+            raise PolicyError(
+                "A round may have too few clients for the policy of this site.",
+                got=found,
+                expected=f"{least} at least",
+                why="the quorum of the smallest cohort counts; one that is drawn by a key at the "
+                "server may be of any size",
+                do="raise cohort.clients or flower.quorum",
+            )
+
+    def _smallest_round(self) -> int:
+        """Return the smallest number of clients with whose replies a round goes on."""
+        cohort, sizes = self.prepared.cohort, self.prepared.setup.federation.sizes
+        privacy, quorum = self.prepared.settings.privacy, self.prepared.settings.flower.quorum
+        if cohort.sampling != "poisson" and not cohort.dropout:
+            return smallest_count(quorum, cohort.size(len(sizes)))
+        if privacy is not None and privacy.key_file is not None:
+            return 0  # the server alone knows the cohorts
+        rounds, seed = range(self.prepared.settings.rounds), self.prepared.settings.seed
+        least = min(len(select(cohort, sizes, seed, round).clients) for round in rounds)
+        return smallest_count(quorum, least) if least else 0
+
+    def _check_own_bound(self) -> None:
+        """Refuse a run whose update cannot be clipped, or is not all that needs noise."""
+        plan = self.prepared.plan
+        more = [name for name in self._sent() if name not in ("sums", "diagnostics")]
+        is_encoded = self.policy.clip is not None and plan.codec is not None
+        if is_encoded or (self.policy.sigma and more):
+            raise PolicyError(
+                "This site clips its update, and adds noise to it, and the run sends other things.",
+                got=", ".join(more),
+                expected="an update alone",
+                do=SETTLE,
+            )
+
+    def _check_unit(self) -> None:
+        privacy = self.prepared.settings.privacy
+        if privacy is None or privacy.unit != self.policy.unit:
+            asked = "no [privacy]" if privacy is None else f"privacy.unit = {privacy.unit!r}"
+            raise PolicyError(
+                "The run has no noise that the policy of this site could count.",
+                got=asked,
+                expected=f"privacy.unit = {self.policy.unit!r}",
+                do="add it to the experiment; or let the site clip and add noise itself: 'clip' "
+                "and 'sigma' in its policy, with unit = 'client'",
+            )
+
+    # --- what is spent ---------------------------------------------------------------------------
+
+    @property
+    def _trusts_server(self) -> bool:
+        """Whether the noise is the server's, which is then charged for the whole run at once."""
+        return not self.policy.sigma and self.policy.unit == "client"
+
+    def _spending(self, client: int, done: int) -> tuple[Release, float, int]:
+        """Return the releases, their noise and their number, of an answer or of a whole run."""
+        if self.policy.sigma:
+            return Release(), self.policy.sigma, 1
+        budget = self.prepared.budget
+        if budget is None:
+            raise PolicyError("The run has no noise that the policy of this site could count.")
+        schedule = budget.schedule
+        if self._trusts_server:
+            return schedule.of_clients, budget.sigma, schedule.rounds
+        n = int(schedule.sizes[client])
+        return schedule.of_examples(n), budget.sigma, schedule.releases_of_round(n, done)
+
+    def _planned(self, client: int) -> tuple[Release, float, int]:
+        """Return what a client spends in all planned rounds."""
+        release, sigma, count = self._spending(client, 0)
+        if self._trusts_server:
+            return release, sigma, count
+        rounds = range(self.prepared.settings.rounds)
+        privacy = self.prepared.settings.privacy
+        if privacy is not None and privacy.key_file is not None:
+            return release, sigma, count * len(rounds)
+        cohort, sizes = self.prepared.cohort, self.prepared.setup.federation.sizes
+        seed = self.prepared.settings.seed
+        times = sum(client in select(cohort, sizes, seed, round).clients for round in rounds)
+        return release, sigma, count * times
+
+
+def _is_allowed(part: Part, allowed: tuple[str, ...]) -> bool:
+    """Return whether a policy names a part, or the method that it belongs to."""
+    if not type(part).__module__.startswith("fedkeel."):
+        return f"{type(part).__module__}:{type(part).__qualname__}" in allowed
+    names = {part.name, part.name.split(".")[0]}
+    return bool(names & {*allowed, *CLIENT_PARTS, EXAMPLE_PART})
+
+
+def _named(names: tuple[str, ...], nothing: str) -> str:
+    return ", ".join(names) or nothing

@@ -1,0 +1,240 @@
+"""A site's ledger: what it has spent of its privacy in all runs, in a small file.
+
+A spending is written, and is on the disk, before what it is for is computed. So a kill at any
+moment leaves a ledger that counts at least what has been sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedkeel.config.base import Settings
+from fedkeel.errors import ConfigError, RunError
+from fedkeel.privacy.accountant import Release, Sampling, composed_epsilon
+from fedkeel.privacy.policy import Policy, PolicyError
+from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = 1
+"""Version of the file."""
+
+
+class Spent(Settings):
+    """Releases of one kind in one run.
+
+    Args:
+        run: the server's name for the run.
+        method: its method.
+        client: which client of the run the site is.
+        sampling: as in `Release`.
+        sampled: as in `Release`.
+        population: as in `Release`.
+        sigma: deviation of the noise in units of the bound.
+        count: number of releases.
+        at: time of the last of them.
+    """
+
+    run: str
+    method: str
+    client: int
+    sampling: Sampling
+    sampled: float
+    population: int
+    sigma: float
+    count: int
+    at: str = ""
+
+    @property
+    def release(self) -> Release:
+        """The kind of release."""
+        return Release(self.sampling, self.sampled, self.population)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What two spendings have in common that are counted together."""
+        return self.run, self.client, self.release, self.sigma
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of a site.
+
+    Args:
+        file: where it is; it is made with the first spending.
+    """
+
+    file: Path
+
+    def read(self) -> tuple[Spent, ...]:
+        """Return everything that was spent, by run.
+
+        Raises:
+            RunError: it cannot be read, or is damaged.
+        """
+        try:
+            values = parse_json(self.file.read_bytes())
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError) as error:
+            raise self._damaged(error) from None
+        if not isinstance(values, dict) or SEAL not in values or not is_intact(values):
+            raise self._damaged("it is not as it was written")
+        if values.get("format") != FORMAT:
+            raise self._damaged(f"format {values.get('format')!r}, and this version has {FORMAT}")
+        try:
+            return tuple(Spent.model_validate(item) for item in values["spent"])
+        except (KeyError, TypeError, ValidationError) as error:
+            raise self._damaged(type(error).__name__) from None
+
+    def charge(self, spending: Spent, policy: Policy, is_once: bool = False) -> float:
+        """Write a spending, and return the epsilon of the site with it.
+
+        Args:
+            spending: what is to be sent.
+            policy: has the limit.
+            is_once: whether it is for a whole run, so that its second time costs nothing.
+
+        Raises:
+            PolicyError: with it the site would have spent more than its policy allows; nothing is
+                written.
+            RunError: the ledger cannot be read or written.
+        """
+        with self._locked():
+            entries = list(self.read())
+            place = next((i for i, e in enumerate(entries) if e.kind == spending.kind), None)
+            if place is None:
+                entries.append(spending)
+            elif not is_once:
+                count = entries[place].count + spending.count
+                entries[place] = entries[place].model_copy(update={"count": count})
+            total = epsilon_of(entries, policy)
+            if policy.epsilon is not None and total > policy.epsilon:
+                before = epsilon_of(self.read(), policy)
+                raise PolicyError(
+                    "The epsilon of this site is spent.",
+                    got=f"{before:.4g}, and {total:.4g} with this answer",
+                    expected=f"{policy.epsilon:g} over all runs",
+                    do="raise 'epsilon' in the site's policy, if the site agrees to that",
+                )
+            place = len(entries) - 1 if place is None else place
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            entries[place] = entries[place].model_copy(update={"at": now})
+            self._write(entries)
+            return total
+
+    def _write(self, entries: Sequence[Spent]) -> None:
+        values: dict[str, Any] = {"format": FORMAT, "spent": [e.model_dump() for e in entries]}
+        text = json.dumps(sealed(values), indent=1)
+        try:
+            write_bytes(self.file, text.encode(), mode=0o600)
+            synchronise(self.file.parent)
+        except OSError as error:
+            raise RunError(
+                "The ledger of this site cannot be written.",
+                got=f"{self.file}: {error.strerror}",
+                why="what is not written down is not sent",
+                do="make room, or give its folder to the user who runs the node",
+            ) from None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep the site's other processes from charging meanwhile; the lock ends with a kill."""
+        lock = self.file.with_name(f".{self.file.name}.lock")
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise RunError(
+                "The ledger of this site cannot be written.", got=f"{lock}: {error.strerror}"
+            ) from None
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _damaged(self, reason: object) -> RunError:
+        return RunError(
+            "The ledger of this site cannot be used.",
+            got=f"{self.file}: {reason}",
+            why="nobody knows what the site has spent, so nothing more is sent",
+            do="restore it from a backup; a new one starts at 0, as if nothing had been spent",
+        )
+
+
+def epsilon_of(entries: Sequence[Spent], policy: Policy) -> float:
+    """Return the epsilon of releases together, at the policy's delta.
+
+    A site that plays several clients is counted as if all of them had the same examples.
+    """
+    delta = policy.delta
+    if delta is None:
+        raise PolicyError("A policy without a delta has no account.")
+    return composed_epsilon([(e.release, e.sigma, e.count) for e in entries], delta)
+
+
+@dataclass(frozen=True)
+class RunSpent:
+    """What one run has cost.
+
+    Args:
+        run: the server's name for the run.
+        method: its method.
+        sigmas: noise of its releases, in units of their bounds.
+        count: number of its releases.
+        at: time of the last one.
+        epsilon: of the run alone.
+        total: of this run and all runs above.
+    """
+
+    run: str
+    method: str
+    sigmas: tuple[float, ...]
+    count: int
+    at: str
+    epsilon: float
+    total: float
+
+
+def statement(entries: Sequence[Spent], policy: Policy) -> list[RunSpent]:
+    """Return what each run has cost, in the order in which they began.
+
+    Raises:
+        ConfigError: the policy has no limit, so that nothing is counted.
+    """
+    if policy.delta is None:
+        raise ConfigError(
+            "The policy has no limit, so that nothing is counted.",
+            do="give it 'epsilon' and 'delta'",
+        )
+    found = []
+    before: list[Spent] = []
+    for run in dict.fromkeys(entry.run for entry in entries):
+        of_run = [entry for entry in entries if entry.run == run]
+        before += of_run
+        found.append(
+            RunSpent(
+                run=run,
+                method=of_run[0].method,
+                sigmas=tuple(sorted({entry.sigma for entry in of_run})),
+                count=sum(entry.count for entry in of_run),
+                at=max(entry.at for entry in of_run),
+                epsilon=epsilon_of(of_run, policy),
+                total=epsilon_of(before, policy),
+            )
+        )
+    return found

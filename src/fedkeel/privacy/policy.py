@@ -1,0 +1,89 @@
+"""A site's own policy: what it lets a server ask of it, in all runs together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedkeel.config.base import Settings
+from fedkeel.config.toml import build, parse
+from fedkeel.errors import ConfigError, FedkeelError
+
+
+class PolicyError(FedkeelError):
+    """A server asks for more than the policy of a site allows."""
+
+    def short(self) -> str:
+        """Return the error in one line, for the server."""
+        facts = [f"got {self.got}"] if self.got is not None else []
+        facts += [f"allowed {self.expected}"] if self.expected is not None else []
+        return " ".join([self.what, "; ".join(facts)]).strip()
+
+
+class Policy(Settings):
+    """What a site allows. What a policy does not name, it does not limit.
+
+    Args:
+        epsilon: the largest epsilon of the site, over all runs together, > 0. A run then needs
+            noise: `[privacy]` of the same unit, or `sigma` below.
+        delta: its delta, in (0, 1).
+        unit: whom the limit protects: a single ``example`` of the site, by noise that is drawn
+            here; or the ``client``, all the site's examples, by noise that the server adds to the
+            sum (the site then trusts the server), or by `sigma`.
+        min_clients: smallest number of clients in a round that the server may go on with.
+        methods: parts that a method may have; ``fedavg`` has none, so it is always allowed. Parts
+            that add the noise of `[privacy]` are allowed too.
+        messages: what the site sends beside the update, the training loss and numbers of examples:
+            ``scores``, ``personal``, ``pictures``, ``sums``, ``buffers``, ``diagnostics``, and the
+            names of parts that send something.
+        clip: the site's own bound on the norm of each update that it sends, > 0.
+        sigma: the site's own noise on each update, in units of `clip`; it is of unit ``client``,
+            and needs no trust in the server.
+        ledger: file in which the site's spending is kept, beside the policy or at a path.
+    """
+
+    epsilon: float | None = Field(None, gt=0.0)
+    delta: float | None = Field(None, gt=0.0, lt=1.0)
+    unit: Literal["client", "example"] = "example"
+    min_clients: int = Field(1, ge=1)
+    methods: tuple[str, ...] | None = None
+    messages: tuple[str, ...] | None = None
+    clip: float | None = Field(None, gt=0.0)
+    sigma: float = Field(0.0, ge=0.0)
+    ledger: str = Field("ledger.json", min_length=1)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.epsilon is None) != (self.delta is None):
+            raise ValueError("give both 'epsilon' and 'delta', or neither")
+        if self.sigma and self.clip is None:
+            raise ValueError("'sigma' needs 'clip', in units of which it is")
+        if self.sigma and self.epsilon is not None and self.unit == "example":
+            raise ValueError(
+                "'sigma' is noise on a whole update: set unit = 'client', which protects each "
+                "example too"
+            )
+        return self
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a policy from a TOML file; the place of its ledger becomes a whole path.
+
+    Raises:
+        ConfigError: it cannot be read, or holds a setting that cannot be used.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            "The policy of this site cannot be read.",
+            got=f"{path}: {reason}",
+            why="without it nothing is answered",
+            do="check the path",
+        ) from None
+    policy = build(Policy, parse(text, str(path)), str(path))
+    ledger = path.absolute().parent / Path(policy.ledger).expanduser()
+    return policy.model_copy(update={"ledger": str(ledger)})
