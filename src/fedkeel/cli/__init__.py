@@ -21,6 +21,7 @@ from fedkeel.cli.data import app as data
 from fedkeel.cli.doctor import doctor
 from fedkeel.cli.flower import app as flower
 from fedkeel.cli.methods import methods
+from fedkeel.cli.new import new
 from fedkeel.cli.rank import rank
 from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
@@ -38,6 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command(cls=Command)(new)
 app.command(cls=Command)(run)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(tune)
