@@ -12,7 +12,6 @@ import pytest
 from commands import call
 from fedkeel.data.read.survey import survey_tables
 
-
 COLUMNS = (
     *("patient_id", "age", "sex", "dose", "note", "visit"),
     *("outcome", "hospital", "cost"),
