@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-flower docs format clean
+.PHONY: demo test test-all test-flower test-flower-versions release docs format clean
 
 demo: $(READY)
 	$(BIN)/fedkeel compare --preset digits --out runs/digits
@@ -20,6 +20,22 @@ test-all: $(READY)
 
 test-flower: $(READY)
 	$(BIN)/python -m pytest -m processes tests/flower
+
+# The oldest promised flwr and the newest that was tested, each in an environment of its own.
+FLWR_VERSIONS := 1.40.0 1.42.0
+
+test-flower-versions:
+	for version in $(FLWR_VERSIONS); do \
+		$(PYTHON) -m venv build/flwr-$$version && \
+		build/flwr-$$version/bin/python -m pip install --quiet --disable-pip-version-check \
+			-c constraints.txt -e ".[dev]" flwr==$$version && \
+		build/flwr-$$version/bin/python -m pytest -m "processes or not slow" tests/flower \
+			|| exit 1; \
+	done
+
+# sdist and wheel: built, looked into, installed into a bare environment and tried.
+release:
+	$(PYTHON) release/check.py
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -58,6 +58,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "solve": LEAVES,
     "method": LEAVES | {"config", "data", "task", "solve"},
     "privacy": LEAVES | {"config", "data", "task", "solve", "method"},
+    "predict": LEAVES | {"config", "data", "task"},
     "robust": DOMAIN | {"solve"},
     "engine": DOMAIN | {"robust"},
     "cost": DOMAIN | {"engine"},

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedkeel.errors import FedkeelError as FedkeelError
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
+    from fedkeel.predict.trained_model import load as load
     from fedkeel.runner.callbacks import Callback as Callback
     from fedkeel.study.api import compare as compare
     from fedkeel.study.api import run as run
@@ -66,6 +67,7 @@ _HOMES = {
     ),
     "fedkeel.data.read.user_data": ("dataset",),
     "fedkeel.errors": ("FedkeelError",),
+    "fedkeel.predict.trained_model": ("load",),
     "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("compare", "run"),
     "fedkeel.study.doctor": ("doctor",),

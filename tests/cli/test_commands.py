@@ -9,6 +9,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -375,7 +376,30 @@ def test_help(words: tuple[str, ...]) -> None:
 
 def test_version() -> None:
     done = call("--version")
-    assert (done.code, done.out) == (0, f"{__version__}\n")
+    first, facts = done.out.splitlines()
+    assert (done.code, first) == (0, __version__)
+    assert f"torch {version('torch')}" in facts
+
+
+def test_the_environment_for_a_bug_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEL_DATA", str(Path.home() / "data"))
+    monkeypatch.setenv("FEDKEEL_SECRET_KEY", "hidden")
+    done = call("doctor", "--environment")
+    assert done.code == 0, done.err
+    facts = dict(line.split(maxsplit=1) for line in done.out.splitlines())
+    assert facts["fedkeel"].startswith(__version__)
+    assert (facts["torch"], facts["FEDKEEL_DATA"]) == (version("torch"), "~/data")
+    assert "hidden" not in done.out
+
+
+def test_a_shell_completes_commands() -> None:
+    """What the script of a shell asks for is answered with names of commands."""
+    asked = {"_FEDKEEL_COMPLETE": "complete_bash", "COMP_WORDS": "fedkeel pre", "COMP_CWORD": "1"}
+    words = [sys.executable, "-m", "fedkeel"]
+    done = subprocess.run(
+        words, env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["predict"]
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -384,7 +408,7 @@ def test_version() -> None:
 def test_as_a_module() -> None:
     command = [sys.executable, "-m", "fedkeel", "--version"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (found.stdout, found.stderr) == (f"{__version__}\n", "")
+    assert (found.stdout.splitlines()[0], found.stderr) == (__version__, "")
 
 
 def test_the_installed_command(folder: Path) -> None:

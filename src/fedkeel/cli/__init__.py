@@ -19,25 +19,27 @@ from fedkeel.cli.common import Command, Group, replace_unencodable
 from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
 from fedkeel.cli.doctor import doctor
+from fedkeel.cli.environment import version_text
 from fedkeel.cli.flower import app as flower
 from fedkeel.cli.methods import methods
+from fedkeel.cli.new import new
+from fedkeel.cli.predict import export, predict
 from fedkeel.cli.rank import rank
 from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
 from fedkeel.cli.tune import tune
 from fedkeel.errors import FedkeelError, SlowWork, StoppedProcess, TrainingError
-from fedkeel.version import __version__
 
 app = typer.Typer(
     name="fedkeel",
     cls=Group,
     help="Federated learning on non-IID data: methods, compared and combined.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command(cls=Command)(new)
 app.command(cls=Command)(run)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(tune)
@@ -47,20 +49,26 @@ app.command(cls=Command)(check)
 app.command(cls=Command)(report)
 app.command(cls=Command)(rank)
 app.command(cls=Command)(reproduce)
+app.command(cls=Command)(predict)
+app.command(cls=Command)(export)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
 
 
 def _version(value: bool) -> None:
     if value:
-        print(__version__)
+        print(version_text())
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version."
+        False,
+        "--version",
+        callback=_version,
+        is_eager=True,
+        help="Show version and machine.",
     ),
 ) -> None:
     """Federated learning on non-IID data: methods, compared and combined."""

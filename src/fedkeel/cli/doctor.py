@@ -17,6 +17,7 @@ from fedkeel.cli.common import (
     say,
     stderr,
 )
+from fedkeel.cli.environment import ENVIRONMENT
 
 
 def doctor(
@@ -27,6 +28,7 @@ def doctor(
     out: Path = typer.Option(None, "--out", help="Folder of the pilot; runs/NAME-doctor else."),
     as_json: bool = JSON,
     quiet: bool = QUIET,
+    environment: bool = ENVIRONMENT,
 ) -> None:
     """Say how clients differ, what goes wrong with FedAvg, and which methods are worth tuning.
 

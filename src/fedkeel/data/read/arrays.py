@@ -79,6 +79,31 @@ def read_arrays(
     return of_file(path, inputs, labels, clients[0] if clients else None, train)
 
 
+def read_inputs(path: Path) -> torch.Tensor:
+    """Read the array ``x`` of an ``.npz`` file alone: inputs [N, ...] as `read_arrays` has them.
+
+    Raises:
+        DataError: as in `read_arrays`; or an input is not finite.
+    """
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            present = [name.removesuffix(".npy") for name in archive.namelist()]
+            if "x" not in present:
+                raise missing(path, "array", "x", present)
+            x = _read_array(path, "x", archive)
+    except FedkeelError:
+        raise
+    except Exception as error:  # as above
+        raise unreadable_file(path, first_line(error), _NPZ) from None
+    if x.dtype.kind not in "biuf" or x.ndim < 2 or not np.isfinite(x).all():
+        raise DataError(
+            f"{path}: x does not hold inputs.",
+            got=f"{x.dtype}, shape {x.shape}",
+            expected="finite numbers [N, ...] with at least two axes",
+        )
+    return _as_images(torch.from_numpy(x if x.dtype == np.uint8 else as_floats(x)))
+
+
 def _read(
     path: Path, file: BinaryIO, label: str, client: str | None, is_test: bool
 ) -> list[tuple[str, NDArray[Any]]]:

@@ -87,6 +87,32 @@ def read_folder(
     return RawExamples(_checked(folder, x, len(label_names)), y, label_names)
 
 
+def read_new_images(path: Path, shape: tuple[int, int, int]) -> tuple[list[str], Tensor]:
+    """Read an image, or all images in a folder and the folders in it, without classes.
+
+    Args:
+        path: an image file, or a folder.
+        shape: (channels, height, width) that each image is brought to.
+
+    Returns:
+        The files, and [N, C, H, W] numbers in [0, 1].
+
+    Raises:
+        DataError: there are no images, or one cannot be read.
+    """
+    if not path.exists():
+        raise DataError(f"There is no file or folder {str(path)!r}.", do="check the path")
+    files = sorted(filter(_is_image, path.rglob("*"))) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path} has no images in it.", expected=", ".join(IMAGE_SUFFIXES))
+    _check_memory(path, len(files), ImageSize(*shape))
+    x = torch.empty((len(files), *shape), dtype=torch.float32)
+    for row, file in enumerate(files):
+        image = torch.from_numpy(np.ascontiguousarray(read_image(file, shape[0])))
+        write_images(x[row : row + 1], image[None], str(file))
+    return [str(file) for file in files], x
+
+
 def _read_bytes(folder: Path, files: Sequence[Path], size: ImageSize) -> Tensor:
     """Read images of one size as bytes [N, C, H, W]."""
     _check_memory(folder, len(files), size)

@@ -153,7 +153,7 @@ def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_ma
         _check_labels_are_wanted(text, settings)
         return Source(text, True, *read_known_set(text, settings.test_fraction, cache))
     path = Path(text).expanduser()
-    _check_path(path, text)
+    check_path(path, text)
     if path.is_dir():
         _check_labels_are_wanted(text, settings)
     train, test = _read_own(path, settings, is_one_of_many)
@@ -236,7 +236,7 @@ def _with_every_client(client: Ints, train: Ints, test: Ints) -> tuple[Ints, Int
     return np.sort(np.concatenate([train, test[lost]])), test[~lost]
 
 
-def _check_path(path: Path, text: str) -> None:
+def check_path(path: Path, text: str) -> None:
     """Refuse a path that cannot be read, by what is wrong with it."""
     suffix = path.suffix.lower()
     if not os.path.exists(path):  # `Path.exists` raises where a name is too long
@@ -274,7 +274,7 @@ def read_path(path: Path, settings: Data, train: RawExamples | None = None) -> R
         DataError: it cannot be read.
     """
     path = path.expanduser()
-    _check_path(path, str(path))
+    check_path(path, str(path))
     if path.is_dir():
         return read_folder(path, settings.shape, None if train is None else train.label_names)
     return _read_file(path, settings, True, train)
@@ -287,7 +287,7 @@ def _read_own(
     test_path = None
     if settings.test is not None:
         test_path = Path(settings.test).expanduser()
-        _check_path(test_path, settings.test)
+        check_path(test_path, settings.test)
         if test_path.resolve() == path.resolve():
             raise DataError(
                 "data.test is the file that is trained on.",

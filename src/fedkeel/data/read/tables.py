@@ -72,7 +72,7 @@ def read_table(path: Path, form: TableFormat, train: RawExamples | None = None) 
     """
     label = None if form.is_quantity else form.label
     as_written = [key for key in (label, form.client, *form.categories) if key is not None]
-    return examples_of_table(path, _read_columns(path, as_written, form.drop), form, train)
+    return examples_of_table(path, read_columns(path, as_written, form.drop), form, train)
 
 
 def examples_of_table(
@@ -130,7 +130,7 @@ def examples_of_table(
     return replace(raw, categories=categories)
 
 
-def _read_columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, _Column]:
+def read_columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, _Column]:
     """Read a table's columns by name, in the order of the file.
 
     Args:

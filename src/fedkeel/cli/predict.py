@@ -1,0 +1,68 @@
+"""``fedkeel predict`` and ``fedkeel export``: using the trained model of a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import typer
+
+from fedkeel.cli.common import JSON, document, say, stderr
+
+RUN = typer.Argument(..., metavar="RUN", help="Run folder of a finished run.")
+WHICH = typer.Option(
+    "last", "--model", metavar="last|best", help="The model after the last round, or the best one."
+)
+
+
+def predict(
+    run: Path = RUN,
+    data: Path = typer.Argument(..., metavar="DATA", help="A table, .npz file, image or folder."),
+    which: str = WHICH,
+    client: str = typer.Option(
+        None, "--client", help="Whose rows these are, where each client has its own scale."
+    ),
+    out: Path = typer.Option(None, "--out", help="CSV file that is written; standard output else."),
+    as_json: bool = JSON,
+) -> None:
+    """Apply a trained model to new data, made ready as in training.
+
+    The data need no labels. A table keeps its columns that are no inputs, such as an identifier;
+    behind them come the prediction and the probability of each class.
+    """
+    from fedkeel.predict.trained_model import load
+    from fedkeel.records.files import write_text
+
+    predictions = load(run, which=which).predict(data, client=client)
+    table = predictions.table()
+    for warning in predictions.warnings:
+        say(stderr(), f"warning: {warning}")
+    if as_json:
+        rows = zip(*table.values(), strict=True)
+        document([dict(zip(table, row, strict=True)) for row in rows])
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table)
+    writer.writerows(zip(*table.values(), strict=True))
+    if out is None:
+        print(text.getvalue(), end="")
+        return
+    write_text(out, text.getvalue())
+    say(stderr(), f"wrote {len(predictions):,} predictions to {out}")
+
+
+def export(
+    run: Path = RUN,
+    file: Path = typer.Argument(..., metavar="FILE", help="MODEL.onnx or MODEL.pt2"),
+    which: str = WHICH,
+) -> None:
+    """Write a trained model for programs without fedkeel, as ONNX or for torch.export.load.
+
+    It standardises its inputs itself; the names of columns and labels stand in the file.
+    """
+    from fedkeel.predict.trained_model import load
+
+    load(run, which=which).export(file)
+    say(stderr(), f"wrote {file}")

@@ -1,0 +1,133 @@
+"""Rows of a table that a trained model is to answer: inputs by a known schema, without a label."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.data.read.join import with_categories
+from fedkeel.data.read.load import check_path
+from fedkeel.data.read.raw_examples import RawExamples, float_type, missing
+from fedkeel.data.read.table_columns import as_categories, as_numbers
+from fedkeel.data.read.tables import TABLE_SUFFIXES, read_columns
+from fedkeel.data.table_schema import TableSchema
+from fedkeel.errors import DataError
+
+_Column = Any  # pyarrow has no types
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows of a table. N rows, D inputs.
+
+    Args:
+        x: [N, D] inputs before they are standardised.
+        others: columns that are no inputs, such as an identifier, by name: [N] texts each.
+        warnings: what a user should know about the rows.
+    """
+
+    x: Tensor
+    others: dict[str, list[str]]
+    warnings: tuple[str, ...] = ()
+
+
+def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
+    """Read the inputs of rows; a column of labels, and any other that is no input, may be there.
+
+    Args:
+        value: path of a CSV or Parquet file; or a frame of pandas or another table of Arrow.
+        name: what to call it in messages.
+        schema: the columns that the model was trained with, and what became of missing values.
+
+    Raises:
+        DataError: it cannot be read, lacks a column, or a value is of another kind, is missing, or
+            is a category that is not known, and values may not be missing.
+    """
+    columns = _columns(value, name, schema)
+    may_have_gaps, warnings = schema.missing != "refuse", []
+    numbers, categories = {}, {}
+    for column in schema.columns:
+        if column.name not in columns:
+            if not may_have_gaps:
+                raise missing(name, "column", column.name, list(columns))
+            text = f"{name} has no column {column.name!r}: its values are taken for missing ones"
+            warnings.append(text)
+        elif column.categories is None:
+            numbers[column.name] = as_numbers(
+                name, column.name, columns[column.name], may_have_gaps
+            )
+        else:
+            numbers[column.name], categories[column.name] = as_categories(
+                name, column.name, columns[column.name], may_have_gaps
+            )
+    if not numbers:
+        raise missing(name, "column", schema.columns[0].name, list(columns))
+    count = len(next(iter(columns.values())))
+    dtype = float_type(values.dtype for values in numbers.values())
+    x = np.full((count, len(schema.columns)), np.nan, dtype=dtype)
+    for place, column in enumerate(schema.columns):
+        if column.name in numbers:
+            x[:, place] = numbers[column.name]
+    names = tuple(column.name for column in schema.columns)
+    raw = RawExamples(
+        torch.from_numpy(x), np.zeros(count, np.int64), (), names, categories=categories
+    )
+    known = {c.name: c.categories for c in schema.columns if c.categories is not None}
+    raw = with_categories(raw, known, name, may_have_gaps, warnings)
+    others = {
+        key: [_text(value) for value in column.to_pylist()]
+        for key, column in columns.items()
+        if key not in names
+    }
+    return NewRows(schema.inputs_of(raw.x), others, tuple(warnings))
+
+
+def is_table(value: object) -> bool:
+    """Return whether a value is a table, or the path of one."""
+    if isinstance(value, (str, os.PathLike)):
+        return str(value).lower().endswith(TABLE_SUFFIXES)
+    return hasattr(value, "__arrow_c_stream__")
+
+
+def _columns(value: object, name: str, schema: TableSchema) -> Mapping[str, _Column]:
+    """Return the columns of a table; what is no number is as it is written."""
+    import pyarrow as pa  # slow to import
+
+    if not isinstance(value, (str, os.PathLike)):
+        table = pa.table(value)
+        if not table.num_rows:
+            raise DataError(f"{name} has no rows.")
+        return dict(zip(table.column_names, table.columns, strict=True))
+    path = Path(value).expanduser()
+    check_path(path, str(path))
+    numbers = {column.name for column in schema.columns if column.categories is None}
+    return read_columns(path, [key for key in _names(path) if key not in numbers], ())
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names of a table's columns, as far as they can be read."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        if path.suffix.lower() == ".parquet":
+            return list(parquet.read_schema(path).names)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return next(csv.reader(file), [])
+    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error):
+        return []  # what is wrong with it is said by who reads it
+
+
+def _text(value: object) -> str:
+    """Return a value as a text."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return "" if value is None else str(value)

@@ -1,0 +1,243 @@
+"""Making new inputs ready as those that a model was trained on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.config import Data
+from fedkeel.data.dataset import dataset
+from fedkeel.data.read.arrays import read_inputs
+from fedkeel.data.read.catalogue import SOURCES
+from fedkeel.data.read.folders import read_new_images
+from fedkeel.data.read.images import shape_text, write_images
+from fedkeel.data.read.new_rows import is_table, read_new_rows
+from fedkeel.data.read.scaling import CONSTANT, Scale
+from fedkeel.data.table_schema import Column, Missing, TableSchema
+from fedkeel.data.values import Values, only_tensor, shape_of
+from fedkeel.errors import DataError, did_you_mean
+from fedkeel.records import run_record
+from fedkeel.records.run_record import DataRecord
+
+Examples = Any
+"""What `Preparation.apply` takes."""
+
+
+@dataclass(frozen=True)
+class NewInputs:
+    """New inputs, made ready. N examples.
+
+    Args:
+        x: [N, ...] inputs as the model takes them.
+        others: columns of a table that are no inputs, or the names of files, [N] texts each.
+        warnings: what a user should know about them.
+    """
+
+    x: Values
+    others: dict[str, list[str]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What was done to the inputs of a run before it trained on them.
+
+    Args:
+        shape: shape of one input; of each by name, where there are several.
+        dtype: type of the inputs that the model takes.
+        schema: the columns of a table, None of anything else.
+        scale: what inputs were standardised by, None where there is no such scale.
+        client_scales: the same of each client by name, where each has its own.
+        client_column: the column that says whose a row is, None where none does.
+        is_of_files: whether the run has read files, of which all inputs are float32 first.
+    """
+
+    shape: tuple[int, ...] | dict[str, tuple[int, ...]]
+    dtype: torch.dtype
+    schema: TableSchema | None = None
+    scale: Scale | None = None
+    client_scales: Mapping[str, Scale] = field(default_factory=dict)
+    client_column: str | None = None
+    is_of_files: bool = False
+
+    @classmethod
+    def of(cls, record: DataRecord, settings: Data | None, dtype: torch.dtype) -> Preparation:
+        """Return the preparation of a run.
+
+        Args:
+            record: what the run says of its data.
+            settings: the settings of its data, None of a run from Python.
+            dtype: type of the model's inputs.
+
+        Raises:
+            DataError: each known set was standardised apart, and nothing says of which set an input
+                is.
+        """
+        if settings is not None and settings.normalize == "source" and record.scale is None:
+            names = settings.sources
+            known = [name for name in names if name in SOURCES and name != "digits"]
+            if known and len(names) > 1:
+                raise DataError(
+                    "Each source of the run was standardised by numbers of its own.",
+                    got=", ".join(names),
+                    why="the run does not record them",
+                    do='train with normalize = "standardize" in [data]',
+                )
+        shape = {name: tuple(side) for name, side in record.inputs.items()}
+        return cls(
+            shape or tuple(record.shape),
+            dtype,
+            _schema(record),
+            None if record.scale is None else _scale(record.scale),
+            {name: _scale(scale) for name, scale in record.client_scales.items()},
+            None if settings is None else settings.client,
+            settings is not None,
+        )
+
+    def apply(
+        self, value: Examples, name: str = "the examples", client: str | None = None
+    ) -> NewInputs:
+        """Make new inputs ready.
+
+        Args:
+            value: path of a table, of an ``.npz`` file with an array ``x``, of an image or of a
+                folder of images; a frame of pandas or another table; or inputs [N, ...] as they
+                were before they were standardised, or several by name.
+            name: what to call them in messages.
+            client: whose examples these are, where each client's inputs were standardised apart
+                and no column says so.
+
+        Raises:
+            DataError: they cannot be read, or do not fit the model.
+        """
+        made = self._read(value, name)
+        if shape_of(made.x) != self.shape:
+            wanted = self.shape if isinstance(self.shape, dict) else shape_text(self.shape)
+            got = shape_of(made.x)
+            raise DataError(
+                f"{name}: the inputs have another shape than those of the training.",
+                got=got if isinstance(got, dict) else shape_text(got),
+                expected=wanted,
+            )
+        if self.scale is None and not self.client_scales:
+            return self._cast(made)
+        x = only_tensor(made.x, "standardising")
+        if self.scale is not None:
+            x = _standardised(x, self.scale)
+        else:
+            x = self._by_client(x, self._clients(made, name, client), name)
+        return self._cast(NewInputs(x, made.others, made.warnings))
+
+    def _read(self, value: Examples, name: str) -> NewInputs:
+        """Return inputs before they are standardised."""
+        if is_table(value):
+            if self.schema is None:
+                raise DataError(
+                    f"{name} is a table, and the model was trained on something else.",
+                    expected=f"inputs of shape {self.shape}",
+                )
+            rows = read_new_rows(value, name, self.schema)
+            return NewInputs(rows.x, rows.others, rows.warnings)
+        if isinstance(value, (str, os.PathLike)):
+            path = Path(value).expanduser()
+            if path.suffix.lower() == ".npz":
+                return NewInputs(self._as_images(read_inputs(path), name))
+            files, x = read_new_images(path, self._image_shape(name))
+            return NewInputs(x, {"file": files})
+        tokens = isinstance(value, Tensor) and value.dtype == torch.int64
+        count = len(next(iter(value.values()))) if isinstance(value, Mapping) else len(value)
+        labels = np.zeros(count, np.int64)
+        return NewInputs(dataset(value, labels, classes=1, name=name, tokens=tokens).x)
+
+    def _image_shape(self, name: str) -> tuple[int, int, int]:
+        """Return (channels, height, width) of the training images."""
+        if isinstance(self.shape, dict) or len(self.shape) != 3:
+            raise DataError(
+                f"{name}: the model was not trained on images.",
+                got=f"inputs of shape {self.shape}",
+                do="give a .csv, .parquet or .npz file",
+            )
+        channels, height, width = self.shape
+        return channels, height, width
+
+    def _as_images(self, x: Tensor, name: str) -> Tensor:
+        """Return images in the shape of the training; other inputs as they are."""
+        if x.ndim != 4:
+            return x
+        out = torch.empty((len(x), *self._image_shape(name)))
+        write_images(out, x, name)
+        return out
+
+    def _clients(self, made: NewInputs, name: str, client: str | None) -> list[str]:
+        """Return whose each example is."""
+        if client is not None:
+            return [client] * len(only_tensor(made.x, "standardising"))
+        if self.client_column in made.others:
+            return made.others[str(self.client_column)]
+        raise DataError(
+            f"{name}: whose examples these are is not known.",
+            why="each client's inputs were standardised by its own mean and deviation",
+            do=f"say so: client=, --client; {did_you_mean('', self.client_scales)}",
+        )
+
+    def _by_client(self, x: Tensor, clients: list[str], name: str) -> Tensor:
+        """Return inputs standardised, each by the scale of its client."""
+        out, index = torch.empty_like(x), np.array(clients)
+        for client in sorted(set(clients)):
+            if client not in self.client_scales:
+                raise DataError(
+                    f"{name}: there was no client {client!r} in the training.",
+                    why="each client's inputs were standardised by its own mean and deviation",
+                    do=did_you_mean(client, self.client_scales),
+                )
+            rows = torch.from_numpy(np.flatnonzero(index == client))
+            out[rows] = _standardised(x[rows], self.client_scales[client])
+        return out
+
+    def _cast(self, made: NewInputs) -> NewInputs:
+        """Return inputs in the type that the model takes; whole numbers stay."""
+        x = made.x
+        if isinstance(x, Tensor) and x.is_floating_point():
+            x = (x.to(torch.float32) if self.is_of_files else x).to(self.dtype)
+        elif isinstance(x, dict):
+            x = {k: v.to(self.dtype) if v.is_floating_point() else v for k, v in x.items()}
+        return NewInputs(x, made.others, made.warnings)
+
+
+def _standardised(x: Tensor, scale: Scale) -> Tensor:
+    """Return inputs standardised by each channel or column, or by each single number."""
+    if len(scale.mean) == x.shape[1]:
+        return scale.applied(x)
+    return scale.applied(x.flatten(1)).reshape(x.shape)
+
+
+def _scale(record: run_record.Scale) -> Scale:
+    """Return the scale of a record, which has a huge deviation for what never varied."""
+    scale = Scale.of(tuple(record.mean), tuple(record.deviation))
+    constant = scale.std == CONSTANT
+    return Scale(scale.mean, torch.where(constant, torch.zeros_like(scale.std), scale.std))
+
+
+def _schema(record: DataRecord) -> TableSchema | None:
+    """Return the schema of a table, None of anything else."""
+    if not record.schema:
+        return None
+    columns = tuple(
+        Column(
+            column["name"],
+            tuple(column["categories"]) if "categories" in column else None,
+            tuple(column.get("fill", ())),
+            column.get("indicator", False),
+        )
+        for column in record.schema
+    )
+    has_indicator = any(column.indicator for column in columns)
+    fills: Missing = "indicator" if has_indicator else "mean"
+    return TableSchema(columns, fills if any(column.fill for column in columns) else "refuse")

@@ -1,0 +1,252 @@
+"""A trained model of a run, with the preparation of its inputs: `load`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedkeel.config import Experiment, toml
+from fedkeel.data.values import count_of, rows_of
+from fedkeel.errors import ModelError, RunError
+from fedkeel.predict.answers import Predictions, answer
+from fedkeel.predict.preparation import Preparation
+from fedkeel.records.baselines import LOCAL
+from fedkeel.records.files import file_digest
+from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
+from fedkeel.records.run_record import RunRecord
+from fedkeel.task.losses import LOSSES, OF_QUANTITIES
+from fedkeel.task.models import make
+from fedkeel.task.outputs import scores_of
+from fedkeel.user_code import one_line
+
+ModelLike = nn.Module | Callable[[], nn.Module]
+
+_BATCH = 1000
+"""Examples that the module sees at a time."""
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedModel:
+    """The trained model of a run, ready for new examples.
+
+    Args:
+        module: the module with the trained parameters, in evaluation mode.
+        preparation: what is done to inputs before the module sees them.
+        record: what the run says of itself.
+        which: ``last`` or ``best``.
+        folder: the run folder.
+    """
+
+    module: nn.Module
+    preparation: Preparation
+    record: RunRecord
+    which: str
+    folder: Path
+
+    def __repr__(self) -> str:
+        return f"<TrainedModel: {self.which} model of {self.folder}, {self.record.method}>"
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the labels in their order, empty where they are just numbers."""
+        return tuple(self.record.data.label_names)
+
+    def predict(
+        self, examples: object, *, client: str | None = None, name: str = "the examples"
+    ) -> Predictions:
+        """Return what the model says of new examples, which need no labels.
+
+        Inputs are made ready as in training: categories, missing values, and the mean and the
+        deviation of the training examples.
+
+        Args:
+            examples: path of a CSV, Parquet or ``.npz`` file, of an image or of a folder of images;
+                a frame of pandas or another table; or inputs [N, ...] as they were before they were
+                standardised, for several inputs a mapping. A table may have further columns.
+            client: whose examples these are, where each client's inputs were standardised apart
+                and no column says so.
+            name: what to call the examples in messages.
+
+        Raises:
+            DataError: examples cannot be read, or do not fit what the model was trained on: a
+                column is missing, a category is not known, a value is of another kind.
+            ModelError: the module fails on them.
+        """
+        if isinstance(examples, (str, Path)):
+            name = str(examples)
+        made = self.preparation.apply(examples, name, client)
+        parts: list[Tensor] = []
+        with torch.inference_mode():
+            for start in range(0, count_of(made.x), _BATCH):
+                x = rows_of(made.x, slice(start, start + _BATCH))
+                try:
+                    output = self.module(**x) if isinstance(x, dict) else self.module(x)
+                except Exception as error:
+                    raise ModelError(
+                        "The model fails on the new examples.", got=one_line(error)
+                    ) from error
+                parts.append(scores_of(output))
+        scores = torch.cat(parts).clone()
+        values, shares = answer(scores, self.record.task.loss, self.record.data.classes)
+        return Predictions(values, shares, scores, self.label_names, made.others, made.warnings)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model for programs without fedkeel; see `fedkeel.predict.export`.
+
+        Args:
+            path: a file that ends in ``.onnx``, or in ``.pt2`` for `torch.export.load`.
+
+        Raises:
+            ModelError: the model cannot be traced, the suffix is another one, or ONNX is not
+                installed.
+        """
+        from fedkeel.predict.export import export  # torch.export takes seconds to import
+
+        return export(self, Path(path))
+
+
+def load(run: str | Path, *, which: str = "last", model: ModelLike | None = None) -> TrainedModel:
+    """Load the trained model of a finished run, with the preparation of its inputs.
+
+    Args:
+        run: the run folder.
+        which: the model after the ``last`` round, or of the ``best`` one. `record.best_model` says
+            which round that is, and on which examples it was chosen.
+        model: the module, or what makes it, where the run was made in Python: the run does not say
+            where the class is. The module is copied.
+
+    Raises:
+        RunError: it is no finished run, a file of it has changed, it has no single model, or its
+            parameters do not fit the module.
+        ModelError: the module cannot be made.
+    """
+    folder = RunFolder(Path(run))
+    record = folder.read_run()
+    _check_single(record)
+    state = _read_state(folder.path, record, which)
+    settings = _experiment(folder.path)
+    if settings is not None and settings.model.buffers == "local" and _has_statistics(state):
+        raise RunError(
+            f"{folder} has no single model.",
+            why='each client keeps its own statistics of batch normalisation (buffers = "local")',
+            do='train with model.buffers = "average", or without batch normalisation',
+        )
+    dtype = torch.float64 if record.engine.dtype == "float64" else torch.float32
+    module = _module(record, settings, state, model).to(dtype)
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise RunError(
+            f"The model of {folder} does not fit {type(module).__name__}.",
+            got=" ".join(str(error).split())[:300],
+            do="load it with the code of the model that it was trained with",
+        ) from None
+    module.eval().requires_grad_(False)
+    data = None if settings is None else settings.data
+    return TrainedModel(
+        module, Preparation.of(record.data, data, dtype), record, which, folder.path
+    )
+
+
+def _check_single(record: RunRecord) -> None:
+    """Refuse a run without one model for all clients."""
+    if record.method == LOCAL or record.judges == "personal":
+        raise RunError(
+            f"A run of {record.method!r} has no single model.",
+            why="each client has trained its own, or has parameters of its own",
+            do="take the model of another method",
+        )
+
+
+def _read_state(folder: Path, record: RunRecord, which: str) -> dict[str, Tensor]:
+    """Read a model, and check that it is as it was written."""
+    if which not in ("best", "last"):
+        raise RunError("There are two models.", got=repr(which), expected="'best' or 'last'")
+    name = MODEL if which == "last" else BEST_MODEL
+    path = folder / name
+    if not path.exists():
+        raise RunError(
+            f"{folder} has no {which} model.",
+            got=f"no {name}; the run is {record.status}",
+            do=f"fedkeel run {folder} --resume"
+            if record.status in ("running", "interrupted")
+            else "take a run that kept its models: one of a search or a comparison may not",
+        )
+    digest = record.digests.get(name)
+    if digest is not None and file_digest(path) != digest:
+        raise RunError(f"{path} has changed since the run ended.")
+    return dict(load_file(path))
+
+
+def _experiment(folder: Path) -> Experiment | None:
+    """Return the experiment of a run, None of a run from Python, which has no such file."""
+    path = folder / "config.toml"
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return toml.load(path) if {"data", "model"} <= values.keys() else None
+
+
+def _has_statistics(state: dict[str, Tensor]) -> bool:
+    return any(name.endswith("running_mean") for name in state)
+
+
+def _module(
+    record: RunRecord,
+    settings: Experiment | None,
+    state: dict[str, Tensor],
+    model: ModelLike | None,
+) -> nn.Module:
+    """Return the module, with whatever parameters."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if model is not None:
+        made = model()
+        if not isinstance(made, nn.Module):
+            raise ModelError(
+                "'model' makes no module.", got=type(made).__name__, expected="a torch.nn.Module"
+            )
+        return made
+    if settings is None:
+        raise RunError(
+            f"The run was made in Python, with a model {record.model.name!r}.",
+            why="it does not say where its class is",
+            do=f"give it: fedkeel.load(RUN, model={record.model.name})",
+        )
+    with torch.random.fork_rng(devices=[]):
+        return make(
+            record.model.name, record.data.shape, _outputs(record, state), record.model.args
+        )
+
+
+def _outputs(record: RunRecord, state: dict[str, Tensor]) -> int:
+    """Return the number of outputs with which the module was made."""
+    is_quantity = LOSSES.get(record.task.loss) in OF_QUANTITIES or not record.data.classes
+    if not is_quantity:
+        return record.data.classes
+    head = state.get(f"{record.model.head}.weight")
+    return 1 if head is None else len(head)
+
+
+def metadata(model: TrainedModel) -> dict[str, str]:
+    """Return what a program without fedkeel has to know of a model, as texts."""
+    data, scale = model.record.data, model.record.data.scale
+    return {
+        "method": model.record.method,
+        "which": model.which,
+        "loss": model.record.task.loss,
+        "columns": json.dumps(data.columns),
+        "schema": json.dumps(data.schema),
+        "label_names": json.dumps(data.label_names),
+        "scale": json.dumps(None if scale is None else asdict(scale)),
+        "fedkeel": model.record.environment.fedkeel,
+    }

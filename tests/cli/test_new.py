@@ -1,0 +1,143 @@
+"""`fedkeel new` writes an experiment that runs at once, and says what it has seen."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import call
+from fedkeel.data.read.survey import survey_tables
+
+COLUMNS = (
+    *("patient_id", "age", "sex", "dose", "note", "visit"),
+    *("outcome", "hospital", "cost"),
+)
+
+
+@pytest.fixture
+def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """120 patients of three hospitals, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    with Path("patients.csv").open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow(COLUMNS)
+        for i in range(120):
+            age, sex = random.normal(60, 10), "fm"[i % 2]
+            out.writerow(
+                [
+                    *(i, f"{age:.1f}", sex, "?" if i % 7 == 0 else i % 5, f"note {i}"),
+                    *("2024-01-31", "ill" if age > 60 else "healthy"),
+                    *(("north", "south", "east")[i % 3], f"{3000 + 100 * age:.1f}"),
+                ]
+            )
+    return tmp_path
+
+
+def settings(name: str) -> dict[str, dict[str, object]]:
+    """What the experiment file holds."""
+    return tomllib.loads(Path(f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def test_labels_of_hospitals(patients: Path) -> None:
+    words = ("--data", "patients.csv", "--label", "outcome", "--client", "hospital")
+    done = call("new", "heart", *words)
+    assert done.code == 0, done.err
+    assert settings("heart")["data"] == {
+        "source": "patients.csv",
+        "label": "outcome",
+        "client": "hospital",
+        "drop": ["patient_id", "note", "visit"],
+        "normalize": "standardize",
+        "missing": "indicator",
+        "categories": {"sex": ["f", "m"]},
+    }
+    assert settings("heart")["partition"] == {"kind": "client"}
+    assert "2 classes: healthy, ill" in done.out
+    assert "patient_id: another whole number in each row" in done.out
+    assert "dose has gaps" in done.out
+    assert "fedkeel run heart.toml" in done.err
+    result = call("run", "heart.toml", "--json", "-q", "-s", "rounds=3")
+    assert result.code == 0, result.err
+    assert result.json["last"] > 0.6  # the age decides, so guessing would be a half
+
+
+def test_a_quantity_is_learned_whatever_its_scale(patients: Path) -> None:
+    words = ("--data", "patients.csv", "--label", "cost", "--client", "hospital")
+    assert call("new", "cost", *words, "--drop", "dose").code == 0
+    found = settings("cost")
+    assert (found["data"]["target"], found["task"]["loss"]) == ("quantity", "mse")
+    result = call("run", "cost.toml", "--json", "-q", "-s", "rounds=12")
+    assert result.code == 0, result.err
+    assert result.json["last"] < 500  # mean absolute error; the costs deviate by 1,000
+
+
+def test_tables_of_clients_of_which_one_lacks_a_column(patients: Path) -> None:
+    with Path("patients.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for hospital in ("north", "south"):
+        few = [row for row in rows if row["hospital"] == hospital]
+        for row in few if hospital == "south" else ():
+            del row["age"]
+        with Path(f"{hospital}.csv").open("w", newline="", encoding="utf-8") as file:
+            out = csv.DictWriter(file, few[0])
+            out.writeheader()
+            out.writerows(few)
+    words = ("--data", "north.csv", "--data", "south.csv", "--label", "outcome")
+    done = call("new", "two", *words, "--drop", "hospital")
+    assert done.code == 0, done.err
+    assert settings("two")["partition"] == {"kind": "source"}
+    assert "age, dose have gaps" in done.out
+    assert call("run", "two.toml", "-q", "-s", "rounds=1").code == 0
+
+
+def test_a_known_set_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("new", "2nd-try", "--data", "digits").code == 0
+    assert settings("2nd-try")["partition"]["kind"] == "dirichlet"
+    assert settings("2nd-try")["model"]["name"] == "_2nd_try_model:Net"
+    assert call("check", "2nd-try.toml").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("heart", "--label", "outcom"), "did you mean 'outcome'"),
+        (("heart", "--label", "visit"), "the same in all rows"),
+        (("heart", "--label", "note"), "another text in most rows"),
+        (("a/b", "--label", "outcome"), "letters, digits"),
+        (("taken", "--label", "outcome"), "There is a file taken.toml already"),
+        (("heart", "--label", "outcome", "--client", "ward"), "no column 'ward'"),
+        (("heart", "--label", "outcome", "--drop", "ward"), "no column 'ward'"),
+    ],
+)
+def test_what_cannot_be_begun_leaves_no_file(
+    patients: Path, words: tuple[str, ...], message: str
+) -> None:
+    Path("taken.toml").write_text("mine", encoding="utf-8")
+    before = sorted(patients.iterdir())
+    done = call("new", *words, "--data", "patients.csv")
+    assert done.code == 2
+    assert message in done.err
+    assert sorted(patients.iterdir()) == before
+    assert Path("taken.toml").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_failed_check_leaves_no_file(patients: Path) -> None:
+    """A client that gave all its rows to the test could not train: the reader says so itself."""
+    Path("one.csv").write_text("x,label\n1,a\n2,b\n", encoding="utf-8")
+    done = call("new", "one", "--data", "one.csv")
+    assert done.code == 2
+    assert not Path("one.toml").exists()
+
+
+def test_whole_numbers_are_classes_where_they_are_few(tmp_path: Path) -> None:
+    few, many = tmp_path / "few.csv", tmp_path / "many.csv"
+    few.write_text("x,y\n" + "".join(f"{i},{i % 3}\n" for i in range(60)), encoding="utf-8")
+    many.write_text("x,y\n" + "".join(f"{i},{i}\n" for i in range(60)), encoding="utf-8")
+    assert survey_tables([few], "y").target == "label"
+    assert survey_tables([many], "y").target == "quantity"

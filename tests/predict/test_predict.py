@@ -1,0 +1,271 @@
+"""A trained model answers new examples as the run that trained it scored its test set."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedkeel as fk
+from commands import call
+from fedkeel.predict.trained_model import TrainedModel, load
+
+EXPERIMENT = """\
+name = "table"
+rounds = 8
+[data]
+source = "train.csv"
+test = "test.csv"
+label = "outcome"
+client = "hospital"
+drop = ["id"]
+normalize = "NORMALIZE"
+missing = "MISSING"
+categories = ["sex"]
+[partition]
+kind = "client"
+[model]
+name = "mlp"
+args = { hidden = [8] }
+[local]
+lr = 0.3
+epochs = 2
+batch_size = 16
+[engine]
+kind = "sequential"
+"""
+COLUMNS = ("id", "hospital", "age", "sex", "dose", "outcome")
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        out = csv.DictWriter(file, rows[0])
+        out.writeheader()
+        out.writerows(rows)
+
+
+def patients(count: int, seed: int, gaps: bool = True) -> list[dict[str, object]]:
+    """Rows of two hospitals, whose ages differ by their mean."""
+    random, rows = np.random.default_rng(seed), []
+    for i in range(count):
+        hospital = i % 2
+        z, sex = random.normal(), "fm"[int(random.integers(2))]
+        ill = z + (0.7 if sex == "m" else -0.7) > 0
+        dose = "" if gaps and i % 5 == 0 else f"{random.normal(3, 1):.3f}"
+        age = f"{50 + 6 * hospital + 10 * z:.2f}"
+        values = (f"p{i}", ("north", "south")[hospital], age, sex, dose, "ill" if ill else "well")
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current folder, with tables and a run of each preparation."""
+    path, before = tmp_path_factory.mktemp("predict"), Path.cwd()
+    os.chdir(path)
+    write(path / "train.csv", patients(200, 0))
+    write(path / "test.csv", patients(80, 1))
+    for normalize, missing in (("standardize", "indicator"), ("client", "mean")):
+        text = EXPERIMENT.replace("NORMALIZE", normalize).replace("MISSING", missing)
+        (path / f"{normalize}.toml").write_text(text, encoding="utf-8")
+        done = call("run", f"{normalize}.toml", "--out", normalize, "-q", "--json")
+        assert done.code == 0, done.err
+        (path / f"{normalize}.json").write_text(done.out, encoding="utf-8")
+    yield path
+    os.chdir(before)
+
+
+def truth(path: str = "test.csv") -> list[str]:
+    with Path(path).open(encoding="utf-8") as file:
+        return [row["outcome"] for row in csv.DictReader(file)]
+
+
+def accuracy(labels: list[str]) -> float:
+    return float(np.mean(np.array(labels) == np.array(truth())))
+
+
+@pytest.mark.parametrize("normalize", ["standardize", "client"])
+def test_predictions_have_the_accuracy_of_the_run(folder: Path, normalize: str) -> None:
+    """Categories, gaps, and the scale of all or of each client are those of the training."""
+    scored = json.loads((folder / f"{normalize}.json").read_text(encoding="utf-8"))
+    for which in ("last", "best"):
+        found = load(normalize, which=which).predict("test.csv")
+        assert accuracy(found.labels) == pytest.approx(scored[which], abs=1e-9)
+    assert scored["last"] > 0.7  # so that wrong inputs would be seen
+    assert torch.allclose(found.probabilities.sum(1), torch.ones(80))
+
+
+def test_rows_without_a_label_in_another_order_of_columns(folder: Path) -> None:
+    rows = patients(80, 1)
+    order = ("dose", "id", "sex", "age")
+    write(folder / "new.csv", [{name: row[name] for name in order} for row in rows])
+    done = call("predict", "standardize", "new.csv", "--out", "answers.csv")
+    assert done.code == 0, done.err
+    with (folder / "answers.csv").open(encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0]) == ["id", "prediction", "probability ill", "probability well"]
+    assert [row["id"] for row in table] == [row["id"] for row in rows]
+    expected = load("standardize").predict("test.csv")
+    assert [row["prediction"] for row in table] == expected.labels
+    shares = [float(row["probability ill"]) for row in table]
+    assert shares == pytest.approx(expected.probabilities[:, 0].tolist(), abs=1e-8)
+
+
+def test_whose_rows_they_are_has_to_be_known(folder: Path) -> None:
+    rows = [row for row in patients(80, 1) if row["hospital"] == "south"]
+    write(
+        folder / "south.csv",
+        [{name: row[name] for name in ("age", "sex", "dose")} for row in rows],
+    )
+    model = load("client")
+    with pytest.raises(fk.FedkeelError, match="whose examples these are is not known"):
+        model.predict("south.csv")
+    with pytest.raises(fk.FedkeelError, match="no client 'east'"):
+        model.predict("south.csv", client="east")
+    found = model.predict("south.csv", client="south").labels
+    assert found == model.predict("test.csv").labels[1::2]
+
+
+def test_a_frame_and_a_gap_that_training_filled(folder: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    frame = pa.table({"age": [61.5, 48.0], "sex": ["m", "x"], "dose": [None, 2.0]})
+    model = load("standardize")
+    found = model.predict(frame)
+    assert len(found) == 2
+    assert ["'x', in 1 of 2 rows" in text for text in found.warnings] == [True]
+    without = pa.table({"age": [61.5], "sex": ["m"]})
+    assert "no column 'dose'" in model.predict(without).warnings[0]
+    assert torch.allclose(model.predict(without).scores, found.scores[:1])
+
+
+@pytest.fixture(scope="module")
+def strict(folder: Path) -> TrainedModel:
+    """A model of a table without gaps, where none may be."""
+    write(folder / "whole.csv", patients(60, 2, gaps=False))
+    text = EXPERIMENT.replace("NORMALIZE", "standardize").replace('missing = "MISSING"\n', "")
+    text = text.replace("train.csv", "whole.csv").replace('test = "test.csv"\n', "")
+    (folder / "strict.toml").write_text(text, encoding="utf-8")
+    assert call("run", "strict.toml", "--out", "strict", "-q", "-s", "rounds=1").code == 0
+    return fk.load("strict")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"age": 1, "sex": "f"}], "no column 'dose'"),
+        ([{"age": 1, "sex": "f", "dose": ""}, {"age": 1, "sex": "f", "dose": 2}], "has a gap"),
+        ([{"age": 1, "sex": "x", "dose": 2}], "a category that is not known"),
+        ([{"age": "old", "sex": "f", "dose": 2}], "holds text"),
+        ([{"age": "inf", "sex": "f", "dose": 2}], "not finite"),
+    ],
+)
+def test_rows_that_do_not_fit(
+    folder: Path, strict: TrainedModel, rows: list[dict[str, object]], message: str
+) -> None:
+    write(folder / "odd.csv", rows)
+    with pytest.raises(fk.FedkeelError, match=message):
+        strict.predict("odd.csv")
+
+
+def test_inputs_of_another_shape(strict: TrainedModel) -> None:
+    with pytest.raises(fk.FedkeelError, match="another shape"):
+        strict.predict(np.zeros((2, 3)))  # there are four: f, m are two
+
+
+def test_a_run_from_python_needs_its_class(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(5.0, 3.0, size=(60, 3))
+    y = x @ np.array([1.0, -2.0, 0.5])
+    model = nn.Linear(3, 1)
+    result = fk.run(
+        "fedavg",
+        task=fk.Task(model, loss="mse"),
+        clients=fk.from_clients(
+            {"a": (x[:30], y[:30]), "b": (x[30:], y[30:])}, normalize="standardize"
+        ),
+        test=(x, y),
+        rounds=2,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=10),
+        out=tmp_path / "run",
+    )
+    with pytest.raises(fk.FedkeelError, match="made in Python"):
+        fk.load(tmp_path / "run")
+    found = fk.load(tmp_path / "run", model=nn.Linear(3, 1)).predict(x)
+    assert found.probabilities is None
+    error = ((found.values.numpy() - y.astype(np.float32)) ** 2).mean()
+    assert error == pytest.approx(result.rows[-1].test["loss"], rel=1e-5)
+    with pytest.raises(fk.FedkeelError, match="does not fit Linear"):
+        fk.load(tmp_path / "run", model=nn.Linear(3, 2))
+
+
+def test_images_of_a_folder_without_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for label, shade in (("dark", 60), ("light", 190)):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for i in range(20):
+            pixels = random.normal(shade, 20, size=(6, 6)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{i}.png")
+    assert call("new", "shades", "--data", "images").code == 0
+    done = call("run", "shades.toml", "-q", "-s", "rounds=6", "--json")
+    assert done.json["last"] == 1.0, done.err
+    answers = call("predict", "runs/shades", "images", "--json").json
+    assert len(answers) == 40
+    assert all(Path(row["file"]).parent.name == row["prediction"] for row in answers)
+    one = call("predict", "runs/shades", "images/light/3.png", "--json").json
+    assert [row["prediction"] for row in one] == ["light"]
+
+
+def test_what_is_no_finished_run(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(fk.FedkeelError, match="not a run folder"):
+        load(tmp_path)
+    with pytest.raises(fk.FedkeelError, match="There are two models"):
+        load("strict", which="first")
+    assert call("run", "strict.toml", "--out", "alone", "-q", "-s", "method=local").code == 0
+    with pytest.raises(fk.FedkeelError, match="no single model"):
+        load("alone")
+    shutil.copytree("strict", "changed")
+    (folder / "changed" / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(fk.FedkeelError, match="has changed since"):
+        load("changed")
+
+
+def test_a_program_for_torch_takes_inputs_as_they_are(folder: Path, strict: TrainedModel) -> None:
+    path = strict.export(folder / "model.pt2")
+    about = {"fedkeel.json": ""}
+    program = torch.export.load(path, extra_files=about)
+    assert json.loads(json.loads(about["fedkeel.json"])["columns"]) == [
+        *("age", "sex=f", "sex=m", "dose")
+    ]
+    x = torch.tensor([[61.0, 0.0, 1.0, 3.5], [45.0, 1.0, 0.0, 2.0], [80.0, 1.0, 0.0, 2.5]])
+    expected = strict.predict(x.numpy()).scores
+    assert torch.allclose(program.module()(x), expected, atol=1e-5)
+    with pytest.raises(fk.FedkeelError, match="not written as"):
+        strict.export(folder / "model.h5")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_onnx_answers_the_same(folder: Path, strict: TrainedModel) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    model = onnx.load(strict.export(folder / "model.onnx"))
+    about = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(about["label_names"]) == ["ill", "well"]
+    x = torch.tensor([[61.0, 0.0, 1.0, 3.5], [45.0, 1.0, 0.0, 2.0], [80.0, 1.0, 0.0, 2.5]])
+    (scores,) = ReferenceEvaluator(model).run(None, {"inputs": x.numpy()})
+    assert np.allclose(scores, strict.predict(x.numpy()).scores.numpy(), atol=1e-5)
