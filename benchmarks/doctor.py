@@ -168,13 +168,25 @@ def tune_all(path: Path, names: Sequence[str]) -> None:
 
 
 def advise_all(path: Path, names: Sequence[str], folder: Path | None) -> None:
-    """Ask the doctor about each setting, and write what it says."""
+    """Ask the doctor about each setting that it was not asked about, and write what it says."""
+    done = {row["setting"] for row in rows(path) if "trials" in row.get("advice", ())}
     for name in names:
+        if name in done:
+            continue
         setting = SETTINGS[name]
         run, parts = setting.build()
         run = with_rate(run.model_copy(update={"name": name}), setting.lr)
+        begun = time.process_time()
         record = examine(run, parts, out=None if folder is None else folder / name)
-        advice = {"methods": record.methods, "findings": record.to_json()["findings"]}
+        values = record.to_json()
+        tried = [*values["advised"], *values["not_advised"]]
+        advice = {
+            "methods": record.methods,
+            "trials": [one["trial"] for one in tried],
+            "excluded": [one["method"] for one in values["excluded"]],
+            "findings": values["findings"],
+            "processor_seconds": round(time.process_time() - begun, 1),
+        }
         write(path, {"setting": name, "advice": advice})
         print(name, *record.methods, flush=True)
 
@@ -219,7 +231,7 @@ def outcomes(path: Path) -> list[Outcome]:
     tuned: dict[str, dict[str, dict[str, Any]]] = {}
     advice: dict[str, tuple[str, ...]] = {}
     for row in rows(path):
-        if "advice" in row:  # the last one counts
+        if "advice" in row:
             advice[row["setting"]] = tuple(row["advice"]["methods"])
         else:
             tuned.setdefault(row["setting"], {})[row["method"]] = row

@@ -24,17 +24,19 @@ def doctor(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
-    rounds: int = typer.Option(None, "--rounds", min=1, help="Rounds of a pilot run; 10 else."),
-    out: Path = typer.Option(None, "--out", help="Folder of the pilot; runs/NAME-doctor else."),
+    rounds: int = typer.Option(None, "--rounds", min=1, help="Rounds of a trial; 20 else."),
+    jobs: int = typer.Option(1, "--jobs", min=1, help="Runs at a time."),
+    out: Path = typer.Option(None, "--out", help="Folder of the runs; runs/NAME-doctor else."),
     as_json: bool = JSON,
     quiet: bool = QUIET,
     environment: bool = ENVIRONMENT,
 ) -> None:
     """Say how clients differ, what goes wrong with FedAvg, and which methods are worth tuning.
 
-    It looks at the data, and makes short runs of FedAvg, local and centralised training, scored on
-    training examples that are held out. It writes a page, and an experiment file that searches the
-    three methods it advises. Finished runs are used again: run the same command to continue.
+    It looks at the data, makes short runs of FedAvg, local and centralised training, and tries
+    every method that can run, scored on training examples that are held out. It says beforehand
+    how long that takes. It writes a page, and an experiment file that searches the three methods
+    with the best trials. Finished runs are used again: run the same command to continue.
     """
     import json
 
@@ -54,7 +56,8 @@ def doctor(
     ingredients = gather(experiment)
     try:
         with progress_display(console, quiet) as display:
-            record = examine(experiment, ingredients, rounds, out, WithoutScores(display))
+            follow = WithoutScores(display)
+            record = examine(experiment, ingredients, rounds, out, follow, jobs)
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None

@@ -33,20 +33,39 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """The best trial of a method.
+
+    Args:
+        method: its expression as it was offered.
+        tuned: its expression with the hyper-parameters of this trial.
+        lr: local learning rate.
+        score: mean score over the second half of the rounds; None where every trial diverged.
+        rounds: rounds of the trial; more in a later stage, which fewer methods reach.
+        points: settings of the method that were tried for as many rounds.
+    """
+
+    method: str
+    tuned: str
+    lr: float
+    score: float | None
+    rounds: int
+    points: int
+
+
+@dataclass(frozen=True)
 class Advice:
     """A method, and why it is worth tuning here or not.
 
     Args:
         method: its expression.
-        reason: why, with the measurement behind it.
-        ground: what the rule rests on: a benchmark, or a paper where nothing was measured.
-        rule: name of the rule.
+        reason: what it is for, with the measurement behind it; or why it was not tried.
+        trial: its best trial; None where it was not tried.
     """
 
     method: str
     reason: str
-    ground: str
-    rule: str
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +96,15 @@ class DoctorRecord:
         clients: number of clients.
         per_round: clients in a round.
         rounds: rounds of each pilot run.
-        validation_examples: examples that the pilot is scored on, which it does not train on.
+        trial_rounds: rounds of a trial in the last stage.
+        validation_examples: examples that runs are scored on, which they do not train on.
         judges_personal: whether the clients' personal models are judged.
         score: the metric by which models are judged.
         findings: answers, in the order of the page.
-        advised: the three methods that are worth tuning, the first one first.
-        not_advised: methods that are not, most often for what they cost.
+        advised: the three methods with the best trials, the best first.
+        not_advised: the other methods that were tried, the best first.
+        excluded: methods that were not tried.
+        reference: FedAvg's trial, as long as those of the advised methods.
         pilot: the runs.
         client_names: C names; empty where clients are numbers.
         label_names: Y names; empty where labels are numbers or there are none.
@@ -97,12 +119,15 @@ class DoctorRecord:
     clients: int
     per_round: int
     rounds: int
+    trial_rounds: int
     validation_examples: int
     judges_personal: bool = False
     score: MetricInfo = ACCURACY
     findings: tuple[Finding, ...] = ()
     advised: tuple[Advice, ...] = ()
     not_advised: tuple[Advice, ...] = ()
+    excluded: tuple[Advice, ...] = ()
+    reference: Trial | None = None
     pilot: tuple[PilotRun, ...] = ()
     client_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()

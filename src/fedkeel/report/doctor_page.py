@@ -13,7 +13,7 @@ from fedkeel.records.doctor import DoctorRecord
 from fedkeel.records.files import write_text
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, category_names, empty_figure, escaped, rounded
-from fedkeel.report.doctor_text import grouped, headline, overview
+from fedkeel.report.doctor_text import compared, headline, overview, trial_text
 from fedkeel.report.formatting import capital, extreme_of, format_score, score_unit
 from fedkeel.report.page import read_css
 from fedkeel.report.partition_chart import label_chart
@@ -55,7 +55,8 @@ def render_doctor_page(record: DoctorRecord) -> str:
         headline=headline(record),
         overview=overview(record),
         levels=LEVELS,
-        grouped=grouped,
+        compared=compared,
+        trial_text=trial_text,
         charts=charts(record),
         css=read_css(),
         plotly=get_plotlyjs(),
@@ -75,6 +76,7 @@ def charts(record: DoctorRecord) -> dict[str, Chart]:
         else None,
         "sizes": None if is_counted else _bars(record, record.sizes, "examples"),
         "inputs": _bars(record, record.input_distances, "deviations"),
+        "trials": _trials(record),
         "rates": _rates(record),
         "curves": _curves(record),
     }
@@ -96,6 +98,39 @@ def _bars(record: DoctorRecord, values: tuple[float, ...], unit: str) -> Chart |
     figure.update_yaxes(title_text=unit)
     low, high = min(values), max(values)
     return Chart(figure, f"{unit} of each of {len(values)} clients, {low:.3g} to {high:.3g}.")
+
+
+def _trials(record: DoctorRecord) -> Chart | None:
+    tried = [one.trial for one in (*record.advised, *record.not_advised) if one.trial is not None]
+    known = [trial for trial in tried if trial.score is not None]
+    if not known:
+        return None
+    known.reverse()  # the first bar is the lowest
+    lengths = sorted({trial.rounds for trial in known})
+    figure = empty_figure(60 + 24 * len(known), hovermode="closest")
+    for length in lengths:
+        of_length = [trial for trial in known if trial.rounds == length]
+        opacity = (lengths.index(length) + 1) / len(lengths)
+        figure.add_scatter(
+            y=[escaped(trial.tuned) for trial in of_length],
+            x=[rounded(record.score.scale * (trial.score or 0.0)) for trial in of_length],
+            mode="markers",
+            name=f"{length} rounds",
+            marker={"color": palette.method_colour(0, opacity), "size": 11},
+            hovertemplate=f"%{{y}}, {length} rounds: %{{x:.4g}}<extra></extra>",
+        )
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.15})
+    figure.update_yaxes(
+        categoryorder="array",
+        categoryarray=[escaped(trial.tuned) for trial in known],
+        automargin=True,
+    )
+    figure.update_xaxes(title_text=score_unit(record.score))
+    best = "; ".join(
+        f"{trial.tuned}: {format_score(trial.score, record.score)} in {trial.rounds} rounds"
+        for trial in reversed(known)
+    )
+    return Chart(figure, f"Best trial of each method. {best}.")
 
 
 def _rates(record: DoctorRecord) -> Chart | None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -34,8 +33,32 @@ def overview(record: DoctorRecord) -> str:
     judged = "the clients' personal models" if record.judges_personal else "one model for all"
     return (
         f"{record.clients:,} clients, {record.per_round:,} in a round; {len(record.pilot)} pilot "
-        f"runs of {record.rounds} rounds, scored by {record.score.label} on "
-        f"{record.validation_examples:,} training examples held out; for {judged}"
+        f"runs of {record.rounds} rounds and trials of up to {record.trial_rounds}, scored by "
+        f"{record.score.label} on {record.validation_examples:,} training examples held out; "
+        f"for {judged}"
+    )
+
+
+def trial_text(advice: Advice, record: DoctorRecord) -> str:
+    """Return the best trial of a method in words, "" where it was not tried."""
+    trial = advice.trial
+    if trial is None:
+        return ""
+    at = f"{trial.tuned}, learning rate {trial.lr:g}"
+    if trial.score is None:
+        return f"diverged within {trial.rounds} rounds at each of {trial.points} settings"
+    return f"{record.score.format(trial.score)} in {trial.rounds} rounds with {at}"
+
+
+def compared(record: DoctorRecord) -> str:
+    """Return in one sentence what FedAvg has in trials as long, "" where it was not tried."""
+    reference = record.reference
+    if reference is None or reference.score is None:
+        return ""
+    score = record.score.format(reference.score)
+    return (
+        f"FedAvg has {score} in {reference.rounds} rounds. Each is one run with one seed: "
+        "small differences are chance."
     )
 
 
@@ -47,10 +70,14 @@ def terminal_page(record: DoctorRecord) -> RenderableType:
         Text(""),
         _findings(record),
         Text("Worth tuning", style="bold"),
-        _advice(record.advised),
+        _advice(record.advised, record),
+        Text(compared(record), style="dim"),
+        Text(""),
+        Text("Tried, and behind", style="bold"),
+        _behind(record),
     ]
-    if record.not_advised:
-        parts += [Text("Not worth tuning here", style="bold"), _advice(record.not_advised)]
+    if record.excluded:
+        parts += [Text("Not tried", style="bold"), _advice(record.excluded, record)]
     parts.append(Text(headline(record)))
     return Group(*parts)
 
@@ -66,20 +93,27 @@ def _findings(record: DoctorRecord) -> Table:
     return table
 
 
-def _advice(advised: Sequence[Advice]) -> RenderableType:
+def _advice(advised: Sequence[Advice], record: DoctorRecord) -> RenderableType:
     table = Table(box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(width=20, style="bold", overflow="fold")
     table.add_column(ratio=1)
-    for methods, advice in grouped(advised):
-        text = Text(f"{advice.reason}. ")
-        text.append(f"[{advice.ground}]", style="dim")
-        table.add_row(Text(", ".join(methods)), text)
-    return Padding(table, (0, 0, 0, 0))
-
-
-def grouped(advised: Sequence[Advice]) -> list[tuple[list[str], Advice]]:
-    """Return the methods of each rule together, with what the rule says, in their order."""
-    by_rule: dict[tuple[str, str], tuple[list[str], Advice]] = {}
     for advice in advised:
-        by_rule.setdefault((advice.rule, advice.reason), ([], advice))[0].append(advice.method)
-    return list(by_rule.values())
+        text = Text(f"{advice.reason}. ")
+        if tried := trial_text(advice, record):
+            text.append(f"[{tried}]", style="dim")
+        table.add_row(advice.method, text)
+    return table
+
+
+def _behind(record: DoctorRecord) -> RenderableType:
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("method", style="bold", overflow="fold")
+    table.add_column("rounds", justify="right")
+    table.add_column(record.score.label, justify="right")
+    table.add_column("learning rate", justify="right")
+    for advice in record.not_advised:
+        trial = advice.trial
+        if trial is not None:
+            score = "diverged" if trial.score is None else record.score.format(trial.score)
+            table.add_row(trial.tuned, str(trial.rounds), score, f"{trial.lr:g}")
+    return table

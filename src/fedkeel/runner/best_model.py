@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.federation import Federation
+from fedkeel.records.fairness import Columns
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import BestModel
 from fedkeel.records.score import MetricInfo
@@ -105,7 +106,17 @@ class BestModelKeeper(Callback):
 
 def score_on_clients(row: RoundRecord, score: MetricInfo) -> float | None:
     """Return the mean score over clients by their examples, None where they were not evaluated."""
-    columns = row.per_client or {}
+    return mean_over_clients(row.per_client, score)
+
+
+def mean_over_clients(columns: Columns | None, score: MetricInfo) -> float | None:
+    """Return the mean of a metric over clients by their examples, None where it is not known.
+
+    Args:
+        columns: `per_client` or `personal` of a round.
+        score: the metric.
+    """
+    columns = columns or {}
     pairs = zip(columns.get("examples", ()), columns.get(score.name, ()), strict=False)
     known = [(count, value) for count, value in pairs if count and value is not None]
     total = sum(count for count, _ in known)

@@ -45,8 +45,8 @@ class ProgressDisplay:
     def prepare(self) -> None:
         """Say that data, model and engine are prepared, until the first run begins."""
 
-    def plan(self, runs: int, rounds: int) -> None:
-        """Say how many runs there will be, and of how many rounds in all."""
+    def plan(self, runs: int, rounds: int, expected: str = "") -> None:
+        """Say how many runs there will be, of how many rounds in all, and how long they take."""
 
     def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Say that a run of `rounds` rounds begins, `done` of them made before."""
@@ -119,9 +119,9 @@ class WithoutScores(ProgressDisplay):
         """Pass it on."""
         self._display.prepare()
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, expected: str = "") -> None:
         """Pass it on."""
-        self._display.plan(runs, rounds)
+        self._display.plan(runs, rounds, expected)
 
     def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Pass it on."""
@@ -185,8 +185,10 @@ class ProgressBars(ProgressDisplay):
             text = f"{escape(self._prefix)}{PREPARING}"
             self._preparing = self._progress.add_task(text, total=None, text="")
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, expected: str = "") -> None:
         """Show the bar of all runs."""
+        if expected:
+            self._print(_amount(runs, rounds, expected))
         if self._all is not None:  # of an earlier piece of work
             self._progress.remove_task(self._all)
             self._all = None
@@ -300,11 +302,11 @@ class ProgressLines(ProgressDisplay):
         """Show a line."""
         self._print(PREPARING)
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, expected: str = "") -> None:
         """Show how much there is to do, where it is more than one run."""
         self._runs, self._begun = runs, 0
         if runs > 1:
-            self._print(f"{runs} runs of {rounds:,} rounds in all")
+            self._print(_amount(runs, rounds, expected))
 
     def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Remember the run."""
@@ -374,6 +376,10 @@ class _Line:
 
 def _print(console: Console, text: str) -> None:
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _amount(runs: int, rounds: int, expected: str) -> str:
+    return ", ".join(filter(None, (f"{runs} runs of {rounds:,} rounds in all", expected)))
 
 
 def _score(row: RoundRecord | None, score: MetricInfo) -> str:

@@ -1,8 +1,9 @@
-"""The doctor: how clients differ, what goes wrong with FedAvg on them, and what to tune."""
+"""The doctor: how clients differ, what goes wrong with FedAvg, and what to tune."""
 
 from __future__ import annotations
 
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,20 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
+from fedkeel.cost.work import run_work
 from fedkeel.data.augment import Transform
 from fedkeel.data.batches import count_steps
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.scaling import Moments
 from fedkeel.data.values import tensors_of
+from fedkeel.diagnose.doctor_candidates import (
+    Candidate,
+    candidates,
+    reason_against,
+    search_space,
+)
 from fedkeel.diagnose.doctor_findings import findings
 from fedkeel.diagnose.doctor_measurements import Measurements
-from fedkeel.diagnose.doctor_rules import advise, discourage, search_space
 from fedkeel.diagnose.heterogeneity import (
     MomentSkew,
     label_skew,
@@ -29,10 +36,13 @@ from fedkeel.diagnose.heterogeneity import (
     size_skew,
     tell_clients_apart,
 )
-from fedkeel.engine.prepared import Ingredients
+from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.turns import one_at_a_time
-from fedkeel.records.doctor import DoctorRecord
+from fedkeel.errors import FedkeelError
+from fedkeel.records.doctor import Advice, DoctorRecord
 from fedkeel.records.score import MetricInfo
+from fedkeel.report.formatting import format_duration
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.arguments import (
     Test,
@@ -41,12 +51,21 @@ from fedkeel.study.arguments import (
     cohort_settings,
     run_settings,
 )
-from fedkeel.study.doctor_pilot import Pilot, PilotResults, held_out, mean_diagnostics
+from fedkeel.study.compare import create_folder
+from fedkeel.study.doctor_pilot import DIAGNOSED, Pilot, PilotResults
+from fedkeel.study.doctor_runs import ShortRuns, for_rounds, held_out, short_settings
+from fedkeel.study.doctor_trials import REFERENCE, Stage, Trials, stages
 from fedkeel.study.watching import display_of, interruptible
 from fedkeel.task.task import Task
 
-ROUNDS = 10
-"""Rounds of a pilot run, at most those of the experiment."""
+ROUNDS = 20
+"""Rounds of a trial of the last stage, at most those of the experiment. The pilot has half."""
+
+ADVISED = 3
+"""Methods that are worth tuning."""
+
+START_SECONDS = 1.0
+"""Seconds of a run beside its rounds: preparing, compiling and writing it."""
 
 MOST_TOKENS = 10_000
 """Most distinct tokens that are counted as columns."""
@@ -58,15 +77,17 @@ def examine(
     rounds: int | None = None,
     out: Path | None = None,
     display: ProgressDisplay | None = None,
+    jobs: int = 1,
 ) -> DoctorRecord:
-    """Examine a federation, and advise what to tune.
+    """Examine a federation, try the methods that can run, and say which three are worth tuning.
 
     Args:
         settings: of the experiment. Its method does not matter.
         ingredients: data and model. The test set is not looked at.
-        rounds: rounds of each run of the pilot; None takes `ROUNDS`.
-        out: folder of the pilot's runs, from which finished ones are read; None keeps none.
+        rounds: rounds of a trial of the last stage; None takes `ROUNDS`.
+        out: folder of the runs, from which finished ones are read; None keeps none.
         display: shows the progress.
+        jobs: runs at a time, each in a process of one thread; a single job runs in this process.
 
     Raises:
         DataError: the examples are on nodes, or too few to hold any out.
@@ -74,43 +95,99 @@ def examine(
         KeyboardInterrupt: after the round at hand; the same call goes on there.
     """
     display = display or ProgressDisplay()
+    if out is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return _examine(settings, ingredients, rounds, Path(folder), display, jobs)
+    create_folder(out)
+    return _examine(settings, ingredients, rounds, out, display, jobs)
+
+
+def _examine(
+    settings: RunSettings,
+    ingredients: Ingredients,
+    rounds: int | None,
+    out: Path,
+    display: ProgressDisplay,
+    jobs: int,
+) -> DoctorRecord:
     display.prepare()
-    parts = held_out(settings, ingredients)
-    length = min(rounds or ROUNDS, settings.rounds)
-    pilot = Pilot(settings, parts, length, out, display)
-    results = pilot.make()
-    data = replace(ingredients.clients(settings.seed), test=None)
-    population = pilot.first.population
-    is_personal = settings.evaluation.model == "personal"
+    parts, length = held_out(settings, ingredients), min(rounds or ROUNDS, settings.rounds)
+    short = for_rounds(short_settings(settings), length, settings.evaluation.model)
+    first = prepare(short.model_copy(update={"method": REFERENCE}), parts)
+    data, is_personal = first.clients, settings.evaluation.model == "personal"
     measured = replace(
-        measure_data(data, settings.seed),
-        per_round=population.per_round,
+        measure_data(replace(ingredients.clients(settings.seed), test=None), settings.seed),
+        per_round=first.population.per_round,
         judges_personal=is_personal,
-        has_batch_norm=pilot.first.setup.training.network.mixes_examples,
+        has_batch_norm=first.setup.training.network.mixes_examples,
         lr=settings.local.lr,
         steps=_steps(settings, data),
-        **_of_pilot(results, settings.local.lr, len(parts.test)),
     )
-    advised = advise(measured)
+    tried, excluded, prepared = _candidates(short, parts, measured)
+    pilot = Pilot(short, max(1, math.ceil(length / 2)), first)
+    runs = ShortRuns(parts, out, jobs, display, [first, *prepared])
+    _plan(display, pilot, stages(tried, length), first, jobs)
+    results = pilot.make(runs)
+    measured = replace(measured, **_of_pilot(results, settings.local.lr, len(parts.test)))
+    trials = Trials(short, tried, measured.best_lr, length, results.score).make(runs)
+    aims = {candidate.method: candidate.aim(measured) for candidate in tried}
+    advice = [Advice(trial.method, aims[trial.method], trial) for trial in trials]
+    advised = [one for one in advice if one.trial is not None and one.trial.score is not None]
+    chosen = {one.method for one in advised[:ADVISED]}
+    federation = ingredients.clients(settings.seed)
     return DoctorRecord(
         name=settings.name,
-        clients=population.clients,
-        per_round=population.per_round,
-        rounds=length,
+        clients=first.population.clients,
+        per_round=first.population.per_round,
+        rounds=pilot.rounds,
+        trial_rounds=length,
         validation_examples=len(parts.test),
         judges_personal=is_personal,
         score=results.score,
         findings=findings(measured),
-        advised=advised,
-        not_advised=discourage(measured, [advice.method for advice in advised]),
+        advised=tuple(advised[:ADVISED]),
+        not_advised=tuple(one for one in advice if one.method not in chosen),
+        excluded=excluded,
+        reference=next((trial for trial in trials if trial.method == REFERENCE), None),
         pilot=tuple(results.runs.values()),
-        client_names=tuple(map(str, data.names)),
-        label_names=data.data.label_names,
-        sizes=tuple(data.sizes.tolist()),
-        histogram=tuple(map(tuple, _histogram(data).tolist())),
+        client_names=tuple(map(str, federation.names)),
+        label_names=federation.data.label_names,
+        sizes=tuple(federation.sizes.tolist()),
+        histogram=tuple(map(tuple, _histogram(federation).tolist())),
         input_distances=() if measured.inputs is None else measured.inputs.of_clients,
-        experiment=_experiment(settings, measured, [advice.method for advice in advised]),
+        experiment=_experiment(settings, measured, [c for c in tried if c.method in chosen]),
     )
+
+
+def _candidates(
+    short: RunSettings, parts: Ingredients, measured: Measurements
+) -> tuple[list[Candidate], tuple[Advice, ...], list[Prepared]]:
+    """Return what is tried, what is not and why, and the runs of the former as prepared."""
+    tried, excluded, prepared = [], [], []
+    for candidate in candidates(measured.judges_personal):
+        reason = reason_against(candidate.method, measured)
+        if not reason:
+            try:
+                settings = short.model_copy(update={"method": candidate.method})
+                prepared.append(prepare(settings, parts))
+            except FedkeelError as error:  # FedAvg is prepared, so it is the method
+                reason = error.what.rstrip(".")
+        if reason:
+            excluded.append(Advice(candidate.method, reason))
+        else:
+            tried.append(candidate)
+    return tried, tuple(excluded), prepared
+
+
+def _plan(
+    display: ProgressDisplay, pilot: Pilot, of_trials: list[Stage], first: Prepared, jobs: int
+) -> None:
+    """Say how much there is to do, and how long that takes by the arithmetic alone."""
+    runs = pilot.count + sum(stage.runs for stage in of_trials)
+    rounds = pilot.count * pilot.rounds + sum(stage.runs * stage.rounds for stage in of_trials)
+    seconds = runs * START_SECONDS + rounds * run_work(first).round_seconds
+    expected = format_duration(max(seconds / jobs, 1.0))
+    display.plan(runs, rounds, f"about {expected}; --rounds bounds it")
 
 
 def measure_data(federation: Federation, seed: int) -> Measurements:
@@ -187,7 +264,7 @@ def _steps(settings: RunSettings, federation: Federation) -> tuple[int, int]:
 
 def _of_pilot(results: PilotResults, lr: float, examples: int) -> dict[str, Any]:
     scores = {rate: results.value(name) for rate, name in results.rates.items()}
-    diagnosed = results.runs.get("fedavg, diagnosed")
+    diagnosed = results.runs.get(DIAGNOSED)
     fedavg = None if diagnosed is None else diagnosed.score
     return {
         "score": results.score,
@@ -195,12 +272,12 @@ def _of_pilot(results: PilotResults, lr: float, examples: int) -> dict[str, Any]
         "scores_by_lr": scores,
         "centralised": results.value("centralised"),
         "local": results.value("local"),
-        "local_own": results.client_scores.get("local"),
+        "local_own": results.local_own,
         "all_clients": results.value("fedavg, all clients"),
         "equal_weights": results.value("fedavg, equal weights"),
         "kept_norm": results.value("fedbn"),
         "curve": () if diagnosed is None else diagnosed.curve,
-        "diagnostics": mean_diagnostics(results.results.get("fedavg, diagnosed")),
+        "diagnostics": results.diagnostics,
     }
 
 
@@ -213,17 +290,18 @@ def _noise(score: MetricInfo, value: float | None, examples: int) -> float:
     return 0.02 * abs(value)
 
 
-def _experiment(settings: RunSettings, measured: Measurements, methods: list[str]) -> str:
+def _experiment(settings: RunSettings, measured: Measurements, advised: list[Candidate]) -> str:
     """Return an experiment file that searches the methods, "" where data are given in Python."""
     if not isinstance(settings, config.Experiment):
         return ""
+    methods = [candidate.method for candidate in advised]
     best = settings.model_copy(
         update={
             "name": f"{settings.name}-advised",
             "method": methods[0],
             "local": settings.local.model_copy(update={"lr": measured.best_lr}),
             "compare": settings.compare.model_copy(update={"methods": tuple(methods)}),
-            "tune": search_space(measured, methods, settings.tune),
+            "tune": search_space(advised, measured.best_lr, settings.tune),
         }
     )
     head = (
@@ -241,7 +319,7 @@ def doctor(
     test: Test = None,
     rounds: int,
     local: config.Local,
-    pilot_rounds: int | None = None,
+    trial_rounds: int | None = None,
     participation: float | None = None,
     clients_per_round: int | None = None,
     seed: int = 0,
@@ -249,6 +327,7 @@ def doctor(
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     out: str | Path | None = None,
+    jobs: int = 1,
     progress: bool | None = None,
     augment: Transform | None = None,
 ) -> DoctorRecord:
@@ -261,14 +340,16 @@ def doctor(
             training examples.
         rounds: as in `run`: of the experiment that is planned.
         local: as in `run`.
-        pilot_rounds: rounds of each run of the pilot; None takes ten, or `rounds` if fewer.
+        trial_rounds: rounds of a trial of the last stage; None takes twenty, or `rounds` if
+            fewer. Everything that the doctor does costs in proportion.
         participation: as in `run`.
         clients_per_round: as in `run`.
         seed: as in `run`.
         evaluation: as in `run`; ``model="personal"`` asks for clients' own models.
         engine: as in `run`.
         cohort: as in `run`.
-        out: folder of the pilot's runs; None keeps them in memory.
+        out: folder of the runs, from which finished ones are read; None keeps none.
+        jobs: runs at a time, each in a process of one thread.
         progress: as in `run`.
         augment: as in `run`.
 
@@ -295,4 +376,4 @@ def doctor(
         interruptible(display),
         one_at_a_time(display.waiting),
     ):
-        return examine(settings, ingredients, pilot_rounds, folder, display)
+        return examine(settings, ingredients, trial_rounds, folder, display, jobs)

@@ -1,43 +1,36 @@
-"""The doctor's pilot: short runs of FedAvg and the baselines, scored on held-out training data."""
+"""The doctor's pilot: short runs of FedAvg and the baselines, for what goes wrong with FedAvg."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
 from fedkeel.config.diagnose import Kind
-from fedkeel.cost.engine_rule import EngineRule
-from fedkeel.data.federation import Federation
-from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.engine.process.interrupts import interrupts
-from fedkeel.errors import DataError, TrainingError
+from fedkeel.engine.prepared import Prepared
+from fedkeel.errors import TrainingError
 from fedkeel.records.doctor import PilotRun
-from fedkeel.records.run_record import EngineChoice
+from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.best_model import score_on_clients
-from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay
-from fedkeel.runner.result import Result
-from fedkeel.runner.start import start
-from fedkeel.study.compare import create_folder, run_folder_name, with_one_weighting
+from fedkeel.study.doctor_runs import (
+    ShortRun,
+    ShortRuns,
+    final_score,
+    for_rounds,
+    scores,
+    with_rate,
+)
 
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Factors on the learning rate that are tried."""
 
-HOLDOUT = 0.2
-"""Share of each client's training examples on which the pilot is scored."""
+DIAGNOSED = "fedavg, diagnosed"
 
 KINDS: tuple[Kind, ...] = ("drift", "conflict", "forgetting")
-
-LAST = 3
-"""Last rounds over which a score is averaged, since it goes up and down from round to round."""
 
 MOST_CLIENTS = 10
 """Most times as many clients as in a round, for which rounds of all clients are tried."""
@@ -48,166 +41,106 @@ class PilotResults:
     """The runs of the pilot.
 
     Args:
-        runs: each by its name in words.
-        results: of the runs that could be finished, by name.
-        rates: name of FedAvg's run by learning rate.
         score: the metric by which models are judged.
-        client_scores: scores on the clients' own examples, by name of the run.
+        runs: each by its name in words.
+        rates: name of FedAvg's run by learning rate.
+        diagnostics: of FedAvg, mean over the diagnosed rounds, by ``kind.name``.
+        local_own: of clients that train alone, on their own examples.
     """
 
-    runs: dict[str, PilotRun]
-    results: dict[str, Result]
-    rates: dict[float, str]
     score: MetricInfo
-    client_scores: dict[str, float | None] = field(default_factory=dict)
+    runs: dict[str, PilotRun] = field(default_factory=dict)
+    rates: dict[float, str] = field(default_factory=dict)
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+    local_own: float | None = None
 
     def value(self, name: str) -> float | None:
         """Return a run's score; None where it was not made or diverged."""
         return self.runs[name].score if name in self.runs else None
 
 
-def held_out(settings: RunSettings, ingredients: Ingredients) -> Ingredients:
-    """Return ingredients whose test set is a share of each client's training examples.
-
-    So nothing that the doctor says rests on the test set.
-
-    Raises:
-        DataError: the examples are on nodes, or no client has enough.
-    """
-    if ingredients.clients(settings.seed).how["kind"] == "nodes":
-        raise DataError(
-            "The doctor needs the examples, and these are on nodes.",
-            why="a node sends sums alone, and the pilot holds out examples of each client",
-            do="run it where the data are, or on one node's data; `fedkeel run` of the federation "
-            "with [diagnose] measures drift and conflict",
-        )
-
-    @cache
-    def clients(seed: int) -> Federation:
-        federation = ingredients.clients(seed)
-        if federation.holdout_rows is not None and len(federation.holdout_rows):
-            federation = replace(federation, holdout_rows=None, holdout_offsets=None)
-        return replace(federation.hold_out(HOLDOUT, seed), test=None)
-
-    rows = clients(settings.seed).holdout_rows
-    if rows is None or not len(rows):
-        raise DataError(
-            "No client has enough examples to hold any out for the pilot.",
-            got=f"at most {clients(settings.seed).sizes.max()} examples",
-            expected=f"{round(1 / HOLDOUT)} of a client at least",
-        )
-    test = clients(settings.seed).data.take(np.sort(rows))
-    return replace(ingredients, clients=clients, test=test)
-
-
 class Pilot:
-    """Makes the runs of a pilot, and keeps them in a folder.
+    """The runs of a pilot.
 
     Args:
-        settings: of the experiment.
-        ingredients: data and model, as `held_out` returns them.
+        settings: as `short_settings` returns them.
         rounds: rounds of each run.
-        out: the folder; None keeps the runs in memory.
-        display: shows the progress.
+        prepared: FedAvg.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        ingredients: Ingredients,
-        rounds: int,
-        out: Path | None,
-        display: ProgressDisplay,
-    ) -> None:
-        self._settings = _pilot_settings(settings, rounds)
-        self._ingredients, self._rounds = ingredients, rounds
-        self._out, self._display = out, display
-        self.first: Prepared = prepare(self._settings, ingredients)
-        rule = EngineRule()
-        rule.add(self.first)
-        self._engine: EngineChoice = rule.choose()
+    def __init__(self, settings: RunSettings, rounds: int, prepared: Prepared) -> None:
+        self._settings = for_rounds(settings, rounds, "global")
+        self.rounds = rounds
+        self._more = self._other_runs(prepared)
+        self._score = prepared.setup.metrics.score
+        self.count = len(FACTORS) + len(self._more)
 
-    def make(self) -> PilotResults:
-        """Make all runs; those that are there are read.
+    def make(self, runs: ShortRuns) -> PilotResults:
+        """Make all runs: FedAvg at several learning rates, then the others at the best of these.
 
         Raises:
             TrainingError: FedAvg diverged at every learning rate.
-            KeyboardInterrupt: after the round at hand; the same call goes on there.
+            KeyboardInterrupt: after the round at hand.
         """
-        if self._out is not None:
-            create_folder(self._out)
-        prepared = self.first
-        lr, sizes = self._settings.local.lr, prepared.clients.sizes
-        results = PilotResults({}, {}, {}, prepared.setup.metrics.score)
-        more = self._more(prepared, sizes)
-        count = len(FACTORS) + len(more)
-        self._display.plan(count, count * self._rounds)
-        with interrupts(self._display.stopping) as stop:
-            for factor in FACTORS:
-                rate = float(f"{lr * factor:.3g}") if factor != 1.0 else lr
-                results.rates[rate] = f"fedavg, lr {rate:g}"
-                self._run(results, results.rates[rate], "fedavg", {"lr": rate}, stop.is_set())
-            rate = best_rate(results, lr)
-            for name, (method, changes) in more.items():
-                self._run(results, name, method, {"lr": rate}, stop.is_set(), changes)
-        return results
+        results = PilotResults(self._score)
+        lr = self._settings.local.lr
+        for factor in FACTORS:
+            rate = float(f"{lr * factor:.3g}") if factor != 1.0 else lr
+            results.rates[rate] = f"fedavg, lr {rate:g}"
+        by_rate = [
+            ShortRun(name, with_rate(self._settings, rate)) for rate, name in results.rates.items()
+        ]
+        self._make(runs, by_rate, results)
+        rate = best_rate(results, lr)
+        others = [
+            ShortRun(name, with_rate(settings, rate)) for name, settings in self._more.items()
+        ]
+        rows = self._make(runs, others, results)
+        local = rows["local"]
+        return PilotResults(
+            self._score,
+            results.runs,
+            results.rates,
+            mean_diagnostics(rows[DIAGNOSED]),
+            score_on_clients(local[-1], self._score) if local else None,
+        )
 
-    def _more(
-        self, prepared: Prepared, sizes: np.ndarray[Any, Any]
-    ) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Return the runs after the learning rates: method and changed settings, by name."""
-        population, every = prepared.population, self._settings.evaluation
-        rarely = every.model_copy(update={"every": self._rounds, "clients_every": self._rounds})
-        runs: dict[str, tuple[str, dict[str, Any]]] = {
-            "fedavg, diagnosed": ("fedavg", {"diagnose": self._diagnose()}),
-            "centralised": ("centralised", {}),
-            "local": ("local", {"evaluation": rarely}),
+    def _make(
+        self, runs: ShortRuns, wanted: Sequence[ShortRun], results: PilotResults
+    ) -> dict[str, list[RoundRecord] | None]:
+        """Make runs and add them to the results; return their rows by name."""
+        made = dict(zip([run.name for run in wanted], runs.make(wanted), strict=True))
+        for run in wanted:
+            rows = made[run.name]
+            results.runs[run.name] = PilotRun(
+                run.name,
+                run.settings.method,
+                run.settings.local.lr,
+                final_score(rows, self._score),
+                tuple(value for _, value in scores(rows, self._score)),
+            )
+        return made
+
+    def _other_runs(self, prepared: Prepared) -> dict[str, RunSettings]:
+        """Return the settings of the runs after the learning rates, by name."""
+        population, sizes = prepared.population, prepared.clients.sizes
+        changes: dict[str, dict[str, object]] = {
+            DIAGNOSED: {"diagnose": config.Diagnose(kinds=KINDS, every=max(1, self.rounds // 3))},
+            "centralised": {"method": "centralised"},
+            "local": {
+                "method": "local",
+                "evaluation": self._settings.evaluation.model_copy(update={"every": self.rounds}),
+            },
         }
         if population.per_round < population.clients <= MOST_CLIENTS * population.per_round:
-            runs["fedavg, all clients"] = ("fedavg", {"cohort": config.Cohort()})
+            changes["fedavg, all clients"] = {"cohort": config.Cohort()}
         if sizes.max() > 2 * max(sizes.min(), 1):
-            runs["fedavg, equal weights"] = ("fedavg", {"weights": "uniform"})
+            changes["fedavg, equal weights"] = {"weights": "uniform"}
+        made = {name: self._settings.model_copy(update=update) for name, update in changes.items()}
         if prepared.setup.training.network.mixes_examples:
-            runs["fedbn"] = ("fedbn", {})
-        return runs
-
-    def _diagnose(self) -> config.Diagnose:
-        return config.Diagnose(kinds=KINDS, every=max(1, self._rounds // 3))
-
-    def _run(
-        self,
-        results: PilotResults,
-        name: str,
-        method: str,
-        local: Mapping[str, float],
-        is_stopping: bool,
-        changes: Mapping[str, Any] | None = None,
-    ) -> None:
-        if is_stopping:
-            raise KeyboardInterrupt
-        of_local = self._settings.local.model_copy(update=dict(local))
-        update = {"method": method, "local": of_local, **(changes or {})}
-        settings = self._settings.model_copy(update=update)
-        prepared = prepare(settings, self._ingredients)
-        folder = None
-        if self._out is not None:  # a diagnosed run has the key of one that is not
-            suffix = "-diagnosed" if settings.diagnose.kinds else ""
-            folder = self._out / (run_folder_name(prepared) + suffix)
-        follow = [self._display.follow(name)]
-        lr = local["lr"]
-        try:
-            result = start(prepared, folder, resume=True, callbacks=follow, choice=self._engine)
-        except TrainingError as error:
-            self._display.end(name, error.what)
-            results.runs[name] = PilotRun(name, method, lr, None)
-            return
-        if result.record.status == "interrupted":
-            raise KeyboardInterrupt
-        curve = tuple(_scores(result, results.score, is_own=name == "fedbn"))
-        score = float(np.mean(curve[-LAST:])) if curve else None
-        results.runs[name] = PilotRun(name, method, lr, score, curve)
-        results.results[name] = result
-        results.client_scores[name] = score_on_clients(result.rows[-1], results.score)
+            judged = for_rounds(self._settings, self.rounds, "personal")
+            made["fedbn"] = judged.model_copy(update={"method": "fedbn"})
+        return made
 
 
 def best_rate(results: PilotResults, lr: float) -> float:
@@ -228,38 +161,10 @@ def best_rate(results: PilotResults, lr: float) -> float:
     return max(by_distance, key=lambda rate: results.score.sign * scored[rate])
 
 
-def _pilot_settings(settings: RunSettings, rounds: int) -> RunSettings:
-    """Return settings of FedAvg for a few rounds, judged by its global model after each."""
-    values = {name: getattr(settings, name) for name in RunSettings.model_fields}
-    every = settings.evaluation.model_copy(
-        update={"every": 1, "clients_every": 1, "model": "global", "target": None}
-    )
-    changes = {
-        "name": settings.name,
-        "method": "fedavg",
-        "rounds": rounds,
-        "evaluation": every,
-        "stop": config.Stop(),
-        "diagnose": config.Diagnose(),
-        "privacy": None,
-    }
-    return with_one_weighting(RunSettings(**{**values, **changes}))
-
-
-def _scores(result: Result, score: MetricInfo, is_own: bool) -> Sequence[float]:
-    """Return the score of each round: of the global model, or of clients' on their own examples."""
-    values = [
-        score_on_clients(row, score) if is_own else row.test[score.name] if row.test else None
-        for row in result.rows
-        if row.round > 0
-    ]
-    return [value for value in values if value is not None]
-
-
-def mean_diagnostics(result: Result | None) -> dict[str, float]:
+def mean_diagnostics(rows: Sequence[RoundRecord] | None) -> dict[str, float]:
     """Return the mean of each diagnosed number over the rounds that have it."""
     columns: dict[str, list[float]] = {}
-    for row in result.rows if result is not None else ():
+    for row in rows or ():
         for name, value in row.diagnostics.items():
             if value is not None and np.isfinite(value):
                 columns.setdefault(name, []).append(float(value))

@@ -15,7 +15,7 @@ from fedkeel.errors import DataError
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import mean_of_last
-from fedkeel.runner.best_model import score_on_clients
+from fedkeel.runner.best_model import mean_over_clients
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,15 @@ class TrialScore:
         return values[-1] if self.metric == "last" else mean_of_last(values) or 0.0
 
     def _value(self, row: RoundRecord, score: MetricInfo) -> float | None:
-        """Return the score after a round; None where it was not measured."""
+        """Return the score after a round, of the model that is judged; None where not measured.
+
+        A row has no `per_client` where clients keep parameters, so that no global model is whole.
+        """
         if self.validation_examples is None:
             return None if row.test is None else row.test[score.name]
-        return score_on_clients(row, score)
+        is_personal = self.settings.evaluation.model == "personal" or row.per_client is None
+        columns = row.personal if is_personal and row.personal is not None else row.per_client
+        return mean_over_clients(columns, score)
 
 
 def _hold_out(federation: Federation, share: float, seed: int) -> Federation:

@@ -191,10 +191,10 @@ class _TrialRuns:
             (self._request(*request) for request in requests),
             self.jobs,
             self.display,
-            _can_be_scored,
+            can_be_scored,
         )
         for outcome in outcomes:
-            if outcome is not None and outcome.error is not None and not _can_be_scored(outcome):
+            if outcome is not None and outcome.error is not None and not can_be_scored(outcome):
                 raise outcome.error
         outcomes += [None] * (len(requests) - len(outcomes))
         seeds = len(self.seeds)
@@ -215,7 +215,7 @@ class _TrialRuns:
         folder = self.out / run_folder_name(prepared)
         values = ", ".join(f"{name} {_short(value)}" for name, value in point.items())
         name = f"{search.method}, {values}, seed {seed}"
-        return RunRequest(name, folder, partial(_run, prepared, folder, self.engine))
+        return RunRequest(name, folder, partial(make_run, prepared, folder, self.engine))
 
     def _trial(self, method: str, point: Point, outcomes: Sequence[RunOutcome]) -> Trial:
         return Trial(
@@ -227,7 +227,7 @@ class _TrialRuns:
         )
 
 
-def _can_be_scored(outcome: RunOutcome) -> bool:
+def can_be_scored(outcome: RunOutcome) -> bool:
     """Return whether the run is finished or has failed in training, which counts as a score."""
     return outcome.error is None or isinstance(outcome.error, TrainingError)
 
@@ -236,12 +236,13 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _run(
+def make_run(
     prepared: Prepared,
     folder: Path,
     engine: EngineChoice | None,
     display: ProgressDisplay,
     name: str,
 ) -> Status:
+    """Make or continue a run in its folder, and report to the display; return how it ended."""
     callbacks = [display.follow(name)]
     return start(prepared, folder, resume=True, callbacks=callbacks, choice=engine).record.status
