@@ -1,7 +1,7 @@
 """Imports point one way: the test parses them, and fails on an arrow that runs back.
 
     config -> data -> task -> method -> privacy -> engine -> cost -> runner -> study
-    study -> reproduce, cli
+    study -> leakage -> reproduce, cli
 
 `solve` is pure mathematics, used by method; `report` reads records and knows no engine. `errors`,
 `clock`, `rng`, `tree`, `version` and `records` are leaves that anybody may use.
@@ -66,8 +66,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "runner": DOMAIN | {"engine", "cost", "diagnose", "report", "robust"},
     "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
     "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust"},
+    "leakage": DOMAIN | {"engine", "runner", "study"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
-    "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report"},
+    "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report", "leakage"},
 }
 """Room -> the rooms it may import besides itself."""
 ALLOWED["cli"] = LEAVES | frozenset(ALLOWED)
@@ -255,7 +256,7 @@ def declared() -> set[str]:
     """The packages that pyproject.toml asks for, with every extra that users have."""
     project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    used = ("ray", "tune", "flower", "figures", "privacy")
+    used = ("ray", "tune", "metrics", "flower", "figures", "privacy")
     wanted = [*project["dependencies"], *(one for extra in used for one in extras[extra])]
     return {re.split(r"[<>=]", one)[0].replace("-", "_") for one in wanted}
 

@@ -15,6 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 
 
 if TYPE_CHECKING:
     from fedkeel.config import Adversary as Adversary
+    from fedkeel.config import Audit as Audit
     from fedkeel.config import Cohort as Cohort
     from fedkeel.config import Diagnose as Diagnose
     from fedkeel.config import Engine as Engine
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fedkeel.data.partition.from_arrays import iid as iid
     from fedkeel.data.read.user_data import dataset as dataset
     from fedkeel.errors import FedkeelError as FedkeelError
+    from fedkeel.leakage.audit import audit as audit
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
     from fedkeel.predict.trained_model import load as load
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "fedkeel.config": (
         "Adversary",
+        "Audit",
         "Cohort",
         "Diagnose",
         "Engine",
@@ -71,6 +74,7 @@ _HOMES = {
     "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("compare", "run"),
     "fedkeel.study.doctor": ("doctor",),
+    "fedkeel.leakage.audit": ("audit",),
     "fedkeel.method.docs.cite": ("cite",),
     "fedkeel.method.grammar": ("parse",),
     "fedkeel.task.metrics.registry": ("metric",),

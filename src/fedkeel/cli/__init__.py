@@ -14,6 +14,7 @@ import warnings
 import typer
 from rich.console import Console
 
+from fedkeel.cli.audit import audit
 from fedkeel.cli.check import check
 from fedkeel.cli.common import Command, Group, replace_unencodable
 from fedkeel.cli.compare import compare
@@ -44,6 +45,7 @@ app.command(cls=Command)(run)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(tune)
 app.command(cls=Command)(doctor)
+app.command(cls=Command)(audit)
 app.command(cls=Command)(methods)
 app.command(cls=Command)(check)
 app.command(cls=Command)(report)

@@ -6,6 +6,7 @@ that file again repeats the run.
 """
 
 from fedkeel.config.adversary import Adversary
+from fedkeel.config.audit import Audit
 from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.diagnose import Diagnose
@@ -34,6 +35,7 @@ from fedkeel.config.toml import UNSET, build, load, override, to_toml
 __all__ = [
     "UNSET",
     "Adversary",
+    "Audit",
     "Buffers",
     "Choices",
     "ChosenWeights",

@@ -79,6 +79,7 @@ _KNOWN = (
         "cnn_fedreg_ct", "9 convolutions, GroupNorm, for CT images", "FedReg", cnn.cnn_fedreg_ct
     ),
     ModelInfo("lenet5", "wide LeNet-5, BatchNorm, dropout, for CIFAR", "GradMA", lenet.lenet5),
+    ModelInfo("lenet_dlg", "LeNet with sigmoids, to be attacked", "DLG", lenet.lenet_dlg),
     ModelInfo("vgg11", "no normalisation, 4096 units twice, dropout", "GC-Fed", vgg.vgg11),
     ModelInfo(
         "vgg11_gradma", "BatchNorm, 128 units, dropout, for CIFAR", "GradMA", vgg.vgg11_gradma

@@ -1,0 +1,88 @@
+"""``fedkeel audit``: what an attacker learns from what a method sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedkeel.cli.common import (
+    EXPERIMENT,
+    JSON,
+    PRESET,
+    QUIET,
+    SET,
+    document,
+    page_written,
+    say,
+    stderr,
+)
+
+
+def audit(
+    path: Path = EXPERIMENT,
+    preset: str = PRESET,
+    settings: list[str] = SET,
+    attacks: str = typer.Option(
+        None, "--attacks", metavar="NAMES", help="E.g. dlg,labels; all but lira else."
+    ),
+    view: str = typer.Option(None, "--view", help="What is seen: client (default), sum, release."),
+    round: int = typer.Option(None, "--round", min=1, help="Round that is attacked; 1 else."),
+    targets: int = typer.Option(None, "--targets", min=1, help="Clients that are attacked."),
+    images: int = typer.Option(None, "--images", min=1, help="Inputs looked for at once; 8 else."),
+    iterations: int = typer.Option(None, "--iterations", help="Steps of Adam; 1000 else."),
+    shadows: int = typer.Option(None, "--shadows", help="Runs of lira; 16 else."),
+    out: Path = typer.Option(None, "--out", help="Folder; runs/NAME-audit else."),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Attack what a method sends in a round: inputs, labels, and who was trained on.
+
+    It makes the run up to that round on the reference engine, and attacks the real messages. It
+    writes a page with originals and reconstructions. Attacks that were made are used again: run the
+    same command to continue.
+    """
+    import json
+
+    from rich.console import Console
+
+    from fedkeel import config
+    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.leakage.examine import examine
+    from fedkeel.records.files import write_text
+    from fedkeel.report.audit_page import write_audit_page
+    from fedkeel.report.audit_text import terminal_page
+    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.progress import progress_display
+
+    chosen: dict[str, Any] = {
+        "attacks": attacks,
+        "view": view,
+        "round": round,
+        "targets": targets,
+        "images": images,
+        "iterations": iterations,
+        "shadows": shadows,
+    }
+    values = {name: value for name, value in chosen.items() if value is not None}
+    wanted = config.build(config.Audit, values, "audit")
+    experiment = read_experiment(path, preset, settings)
+    out = Path("runs") / f"{experiment.name}-audit" if out is None else out
+    console = stderr()
+    ingredients = gather(experiment)
+    try:
+        with progress_display(console, quiet) as display:
+            record = examine(experiment, ingredients, wanted, out, display)
+    except KeyboardInterrupt:
+        say(console, "stopped; the same command goes on from what was saved")
+        raise typer.Exit(130) from None
+    values = record.to_json()
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "audit.json", json.dumps(values, indent=1, allow_nan=False) + "\n")
+    page = page_written(lambda: write_audit_page(record, out / "audit.html"))
+    if as_json:
+        document(values)
+    else:
+        Console().print(terminal_page(record))
+    say(console, f"page    {page}")

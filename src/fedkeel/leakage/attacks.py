@@ -1,0 +1,282 @@
+"""The attacks on one message, each with what it assumes and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.leakage import linear
+from fedkeel.leakage.case import Case
+from fedkeel.leakage.constrained import Unprojected, find_cgc, hidden_by_cgc, multipliers
+from fedkeel.leakage.inversion import (
+    Descent,
+    Guess,
+    Progress,
+    Reconstruction,
+    dlg,
+    match_images,
+)
+from fedkeel.leakage.matching import GradientModel
+from fedkeel.leakage.membership import loss_scores, matched, separation, update_scores
+from fedkeel.leakage.pictures import pictures_of
+from fedkeel.leakage.quality import RECOVERED, compare
+from fedkeel.records.audit import AttackResult
+from fedkeel.tree import tensors
+
+Attack = Callable[[Case, Progress], AttackResult]
+"""Makes an attack, and tells of iterations."""
+
+Number = float | None
+
+MODEL = "the model, the loss, the learning rate and the number of local steps"
+
+
+def first_layer(case: Case, progress: Progress) -> AttackResult:
+    """Read inputs off the gradients of a first linear layer."""
+    seen = case.seen
+    layer = linear.first_layer(seen.gradient, case.originals[0].numel())
+    if layer is None:
+        raise TypeError("no linear layer")
+    low, high = case.limits
+    found = linear.first_inputs(layer[0].double(), layer[1].double(), low, high)
+    found = found[: case.settings.images].reshape(-1, *case.originals.shape[1:])
+    return _reconstructed(
+        case,
+        "linear",
+        "Inputs, divided out of a first linear layer",
+        "no more than the update; the range of inputs",
+        "no search",
+        found,
+        {},
+    )
+
+
+def labels(case: Case, progress: Progress) -> AttackResult:
+    """Read labels, or how often each occurs, off the last linear layer."""
+    layer = linear.last_layer(case.seen.gradient, case.classes)
+    if layer is None:
+        raise TypeError("no linear layer")
+    truth = np.bincount(case.labels.numpy(), minlength=case.classes)
+    count = case.count
+    if count == 1:
+        found = np.zeros(case.classes, dtype=np.int64)
+        found[linear.single_label(*layer)] = 1
+    elif layer[1] is None:
+        raise TypeError("no bias")
+    else:
+        inputs = case.test_inputs(200)
+        found = linear.label_counts(GradientModel(case.seen), layer[1], count, inputs)
+    distance = 0.5 * float(np.abs(found / count - truth / count).sum())
+    even = 0.5 * float(np.abs(1.0 / case.classes - truth / count).sum())
+    right = int(np.minimum(found, truth).sum())
+    numbers: dict[str, Number] = {
+        "labels_right": right / count,
+        "total_variation": distance,
+        "total_variation_of_even": even,
+        "examples": float(count),
+    }
+    says = (
+        f"{right} of {count} labels right; the shares of the classes are "
+        f"{distance:.2f} from the true ones (total variation), where equal shares are {even:.2f}."
+    )
+    return AttackResult(
+        "labels",
+        "Labels, and how often each occurs",
+        f"{case.target}: {case.sent}",
+        f"{MODEL}; how many examples there are"
+        + ("" if count == 1 else "; 200 inputs like the clients'"),
+        "no search",
+        says,
+        numbers,
+    )
+
+
+def invert_lbfgs(case: Case, progress: Progress) -> AttackResult:
+    """Look for inputs and labels by L-BFGS."""
+    how = case.settings
+    model, hidden = GradientModel(case.seen), _hidden(case)
+    found = dlg(
+        model,
+        _guess(case, "dlg", None if case.count > 1 else _known_labels(case)),
+        how.lbfgs,
+        how.tries,
+        () if hidden is None else hidden.directions,
+        case.seen.rounding,
+        progress,
+    )
+    budget = f"L-BFGS, {how.tries} starts of at most {how.lbfgs} iterations"
+    return _searched(case, "dlg", "Inputs, by matching the gradient (DLG)", budget, found, hidden)
+
+
+def invert_adam(case: Case, progress: Progress) -> AttackResult:
+    """Look for inputs by Adam, with the total variation."""
+    how, (low, high) = case.settings, case.limits
+    descent = Descent(how.distance, how.iterations, how.lr, how.variation, True, low, high)
+    model, hidden = GradientModel(case.seen), _hidden(case)
+    found = match_images(
+        model,
+        _guess(case, "cosine", _known_labels(case)),
+        descent,
+        () if hidden is None else hidden.directions,
+        progress,
+    )
+    of = "" if how.iterations >= 32_000 else f" (FedReg's attack has {32_000:,})"
+    budget = (
+        f"Adam, {how.iterations:,} steps{of}, rate {how.lr:g}, {how.distance} distance, "
+        f"total variation {how.variation:g}"
+    )
+    title = "Inputs, by the direction of the gradient"
+    if how.distance == "l2":
+        title = "Inputs, by the distance of the gradient (Adam)"
+    return _searched(case, "cosine", title, budget, found, hidden)
+
+
+def members_by_loss(case: Case, progress: Progress) -> AttackResult:
+    """Tell trained-on examples by their loss under the model after the round."""
+    overheard = case.overheard
+    score = partial(loss_scores, case.seen.network, overheard.after, case.seen.buffers)
+    return _membership(
+        case, "loss", "Who was trained on, by the loss", "the model after the round", score
+    )
+
+
+def members_by_update(case: Case, progress: Progress) -> AttackResult:
+    """Tell the examples behind an update by their gradients."""
+    seen = case.seen
+    gradient = {name: tensor.to(seen.network.dtype) for name, tensor in seen.gradient.items()}
+    score = partial(update_scores, seen.network, seen.params, seen.buffers, gradient)
+    return _membership(
+        case, "updates", "Who was trained on, by the update", f"the update; {MODEL}", score
+    )
+
+
+def _membership(
+    case: Case,
+    attack: str,
+    title: str,
+    knows: str,
+    score: Callable[[Tensor, Tensor], np.ndarray[tuple[int], np.dtype[np.float64]]],
+) -> AttackResult:
+    test = case.overheard.prepared.setup.test
+    if not isinstance(test.x, Tensor):
+        raise TypeError("several inputs by name")
+    ours, theirs = matched(
+        case.labels.numpy(), test.labels, case.settings.examples, case.random(attack)
+    )
+    if not len(ours):
+        raise TypeError("no test example has a label of theirs")
+    places = torch.from_numpy(theirs)
+    split = separation(
+        score(case.originals[torch.from_numpy(ours)], case.labels[torch.from_numpy(ours)]),
+        score(test.x[places], torch.from_numpy(test.labels[theirs])),
+    )
+    return AttackResult(
+        attack,
+        title,
+        f"{case.target}: {case.sent}",
+        f"{knows}; the candidates with their labels",
+        f"{split.members} examples of theirs and {split.others} test examples of the same labels",
+        split.sentence(),
+        split.numbers(),
+    )
+
+
+def _guess(case: Case, purpose: str, known: Tensor | None) -> Guess:
+    count = min(case.count, case.settings.images)
+    shape = (count, *case.originals.shape[1:])
+    return Guess(shape, case.torch_random(purpose), case.classes, known)
+
+
+def _known_labels(case: Case) -> Tensor | None:
+    """Return [m] labels as the attacker reads them off the last layer; None where it cannot."""
+    layer = linear.last_layer(case.seen.gradient, case.classes) if case.classes else None
+    if layer is None:
+        return None
+    count = min(case.count, case.settings.images)
+    if case.count == 1:
+        return torch.tensor([linear.single_label(*layer)])
+    if layer[1] is None:
+        return None
+    found = linear.label_counts(GradientModel(case.seen), layer[1], count, case.test_inputs(200))
+    return torch.from_numpy(np.repeat(np.arange(case.classes), found))
+
+
+def _hidden(case: Case) -> Unprojected | None:
+    """Return what FedGC's projection hides of a client's update, for an attacker who knows it."""
+    part = find_cgc(case.overheard.prepared.plan)
+    if part is None or not case.settings.adaptive or case.seen.view != "client":
+        return None
+    return hidden_by_cgc(part, case.seen)
+
+
+def _searched(
+    case: Case,
+    attack: str,
+    title: str,
+    budget: str,
+    found: Reconstruction,
+    hidden: Unprojected | None,
+) -> AttackResult:
+    model = GradientModel(case.seen)
+    size = float(sum((t * t).sum() for t in model.target.values()))
+    numbers: dict[str, Number] = {"distance": found.distance, "gradient_norm": size**0.5}
+    knows = f"{MODEL}; how many examples there are"
+    if hidden is not None:
+        gradient = tensors({k: g.detach() for k, g in model(found.x, found.y).items()})
+        numbers["constrained_groups"] = float(len(hidden.directions))
+        numbers["groups"] = float(hidden.groups)
+        moved = multipliers(hidden, model.target, gradient)
+        numbers["hidden_share"] = (sum(m * m for m in moved) / max(size, 1e-300)) ** 0.5
+        knows += "; the direction that the server sent, and FedGC's projection"
+    return _reconstructed(case, attack, title, knows, budget, found.x, numbers)
+
+
+def _reconstructed(
+    case: Case,
+    attack: str,
+    title: str,
+    knows: str,
+    budget: str,
+    found: Tensor,
+    numbers: Mapping[str, Number],
+) -> AttackResult:
+    compared = compare(found, case.originals, case.units)
+    count = max(len(found), 1)
+    guessed = compare(case.test_inputs(count), case.originals, case.units)
+    share = compared.recovered
+    values: dict[str, Number] = {
+        "psnr": compared.mean_psnr,
+        "psnr_best": max(compared.psnr, default=None),
+        "psnr_of_others": guessed.mean_psnr,
+        "ssim": compared.ssim,
+        "recovered": share,
+        "examples": float(case.count),
+        "images": float(len(found)),
+        **numbers,
+    }
+    if compared.mean_psnr is None or guessed.mean_psnr is None:
+        says = "No input is given away."
+    else:
+        says = (
+            f"PSNR {compared.mean_psnr:.1f} dB, where other examples have "
+            f"{guessed.mean_psnr:.1f}; {100 * share:.0f} % of the examples recovered "
+            f"({RECOVERED:g} dB or more)."
+        )
+    pictures = pictures_of(found, case.originals, compared, case.units)
+    return AttackResult(
+        attack, title, f"{case.target}: {case.sent}", knows, budget, says, values, pictures
+    )
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "linear": first_layer,
+    "labels": labels,
+    "dlg": invert_lbfgs,
+    "cosine": invert_adam,
+    "loss": members_by_loss,
+    "updates": members_by_update,
+}

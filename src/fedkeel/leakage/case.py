@@ -1,0 +1,119 @@
+"""One case of an audit: the run that was overheard, and what all attacks on it share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel import config
+from fedkeel.data.values import rows_of
+from fedkeel.leakage.observation import Observation, Overheard
+from fedkeel.leakage.quality import Units
+from fedkeel.method.context import Ints
+from fedkeel.rng import generator, torch_seed
+from fedkeel.task.losses import cross_entropy
+
+TARGETS = {
+    "client": "client {client}",
+    "sum": "the mean of {count} clients",
+    "release": "the model's change by {count} clients",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an attack is made on.
+
+    Args:
+        overheard: one round of the run.
+        settings: what is tried.
+        client: the client that is attacked, in view ``client``.
+    """
+
+    overheard: Overheard
+    settings: config.Audit
+    client: int
+
+    @cached_property
+    def seen(self) -> Observation:
+        """What the attacker sees."""
+        return self.overheard.see(self.settings.view, self.client)
+
+    @property
+    def target(self) -> str:
+        """Whose message is attacked, in words."""
+        text = TARGETS[self.settings.view]
+        return text.format(client=self.client, count=len(self.seen.clients))
+
+    @property
+    def count(self) -> int:
+        """Number of examples behind the update."""
+        return len(self.seen.all_rows)
+
+    @property
+    def sent(self) -> str:
+        """How much work is behind the update, in words."""
+        steps = sorted(set(self.seen.steps.tolist()))
+        number = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        plural = "" if steps == [1] else "s"
+        examples = f"{self.count:,} example{'' if self.count == 1 else 's'}"
+        return f"{examples}, {number} local step{plural}"
+
+    @cached_property
+    def classes(self) -> int:
+        """Y where targets are labels under the cross-entropy; else 0."""
+        data = self.overheard.prepared.setup.federation.data
+        has_labels = data.has_labels and self.seen.network.task_loss is cross_entropy
+        return data.classes if has_labels else 0
+
+    @cached_property
+    def originals(self) -> Tensor:
+        """[n, ...] inputs behind the update, as the network takes them."""
+        return self._train("x", self.seen.all_rows)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """[n] labels behind the update."""
+        return self._train("y", self.seen.all_rows)
+
+    @cached_property
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest number of a training input, as the network takes it."""
+        x = self._values("x")
+        return float(x.min()), float(x.max())
+
+    @cached_property
+    def units(self) -> Units:
+        """What the inputs' numbers mean."""
+        return Units.of(self._values("x"), self.overheard.prepared.setup.federation.data.scale)
+
+    def test_inputs(self, count: int) -> Tensor:
+        """Return at most so many test inputs, which nobody trained on."""
+        test = self.overheard.prepared.setup.test
+        rows = self.random("test").permutation(len(test))[:count].astype(np.int64)
+        x = rows_of(test.x, torch.from_numpy(rows))
+        if not isinstance(x, Tensor):
+            raise TypeError("several inputs by name")
+        return x
+
+    def random(self, purpose: str) -> np.random.Generator:
+        """Return the attacker's random numbers for a purpose."""
+        return generator(self.settings.seed, f"audit.{purpose}", client=max(self.client, 0))
+
+    def torch_random(self, purpose: str) -> torch.Generator:
+        """Return the same for torch."""
+        seed = torch_seed(self.settings.seed, f"audit.{purpose}", client=max(self.client, 0))
+        return torch.Generator().manual_seed(seed)
+
+    def _values(self, name: str) -> Tensor:
+        values = getattr(self.overheard.prepared.setup.federation.data, name)
+        if not isinstance(values, Tensor):
+            raise TypeError("several tensors by name")
+        return values
+
+    def _train(self, name: str, rows: Ints) -> Tensor:
+        return self._values(name)[torch.from_numpy(rows)]

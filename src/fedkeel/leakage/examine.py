@@ -1,0 +1,240 @@
+"""The audit of a run: one round is overheard, and attacked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedkeel import config
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.process.interrupts import interrupts
+from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.errors import ConfigError, DataError
+from fedkeel.leakage.applies import why_not
+from fedkeel.leakage.attacks import ATTACKS
+from fedkeel.leakage.case import Case
+from fedkeel.leakage.observation import Overheard, overhear
+from fedkeel.leakage.shadow import lira
+from fedkeel.records.audit import AttackResult, AuditRecord, Skipped
+from fedkeel.records.baselines import BASELINES
+from fedkeel.records.files import write_text
+from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import ProgressDisplay
+
+RESULTS = "attacks.jsonl"
+"""File in the folder of an audit with what the attacks found, one a line."""
+
+
+def examine(
+    run: config.Run,
+    ingredients: Ingredients,
+    settings: config.Audit,
+    out: Path | None = None,
+    display: ProgressDisplay | None = None,
+) -> AuditRecord:
+    """Make a run up to the round that is attacked, and attack what was sent in it.
+
+    Args:
+        run: settings of the run. Its rounds stay those of the whole run.
+        ingredients: data and model.
+        settings: what the attacker sees and tries.
+        out: folder in which what was found is kept; attacks that are there are not made again.
+            None keeps nothing.
+        display: shows the progress.
+
+    Raises:
+        ConfigError: the method sends nothing, or the round is not one of the run's.
+        DataError: the examples are on nodes.
+        TrainingError: training cannot go on.
+        KeyboardInterrupt: after the attack at hand; the same call goes on there.
+    """
+    display = display or ProgressDisplay()
+    display.prepare()
+    prepared = prepare(_settings(run, settings), _checked(run, ingredients, settings))
+    kept = _Kept(out, prepared)
+    with interrupts(display.stopping) as stop:
+        follow = display.follow("run")
+        overheard = overhear(prepared, settings.round, [follow])
+        results: list[AttackResult] = []
+        skipped: list[Skipped] = []
+        for client in _clients(overheard, settings):
+            case = Case(overheard, settings, client)
+            for attack in settings.attacks:
+                if stop.is_set():
+                    raise KeyboardInterrupt
+                reason = why_not(attack, case)
+                if reason:
+                    skipped.append(Skipped(attack, reason))
+                elif attack != "lira":
+                    results.append(kept.result(case, attack, display))
+        skipped = list(dict.fromkeys(skipped))
+        if "lira" in settings.attacks and all(s.attack != "lira" for s in skipped):
+            results.append(_shadow_runs(overheard, settings, kept, display))
+    record, row = _record(overheard, settings), overheard.record
+    return replace(record, results=tuple(results), skipped=tuple(skipped), epsilon=row.epsilon)
+
+
+def _settings(run: config.Run, settings: config.Audit) -> config.Run:
+    """Return the run's settings without what ends it early, scored at the round alone."""
+    every = run.evaluation.model_copy(update={"every": settings.round})
+    update = {"evaluation": every, "stop": config.Stop(), "diagnose": config.Diagnose()}
+    return run.model_copy(update=update)
+
+
+def _checked(run: config.Run, ingredients: Ingredients, settings: config.Audit) -> Ingredients:
+    if run.method in BASELINES:
+        raise ConfigError(
+            f"The baseline {run.method!r} sends nothing that could be attacked.",
+            do="audit a method: -s method=fedavg",
+        )
+    if settings.round > run.rounds:
+        raise ConfigError(
+            "The round that is attacked is not one of the run's.",
+            got=f"round {settings.round}",
+            expected=f"1 to {run.rounds}",
+        )
+    if ingredients.clients(run.seed).how["kind"] == "nodes":
+        raise DataError(
+            "The audit needs the examples, and these are on nodes.",
+            why="what an attacker finds is compared with them",
+            do="run it where the data are, or on public data that are like them",
+        )
+    return ingredients
+
+
+def _clients(overheard: Overheard, settings: config.Audit) -> list[int]:
+    """Return the clients that are attacked: those with the fewest examples first.
+
+    They are the worst case: the fewer examples are behind an update, the more it says of each.
+    """
+    if settings.view != "client":
+        return [-1]
+    replies = overheard.replies
+    finite = np.flatnonzero(replies.finite & (replies.processed > 0))
+    if not len(finite):
+        raise DataError("No client has sent an update in this round that could be attacked.")
+    order = finite[np.argsort(replies.processed[finite], kind="stable")]
+    return [int(k) for k in replies.clients[order[: settings.targets]]]
+
+
+def _record(overheard: Overheard, settings: config.Audit) -> AuditRecord:
+    prepared, row = overheard.prepared, overheard.record
+    run, score = prepared.settings, prepared.setup.metrics.score
+    privacy = run.privacy
+    return AuditRecord(
+        name=run.name,
+        method=run.method,
+        seed=run.seed,
+        view=settings.view,
+        round=settings.round,
+        rounds=run.rounds,
+        clients=len(overheard.replies.clients),
+        score=None if row.test is None else row.test.values.get(score.name),
+        score_name=score.label,
+        delta=None if privacy is None else privacy.delta,
+        unit=None if privacy is None else privacy.unit,
+    )
+
+
+def _shadow_runs(
+    overheard: Overheard, settings: config.Audit, kept: _Kept, display: ProgressDisplay
+) -> AttackResult:
+    name = "lira"
+
+    def make(tick: Callable[[int], None]) -> AttackResult:
+        split = lira(
+            overheard.prepared,
+            settings.round,
+            settings.shadows,
+            settings.seed,
+            lambda _: tick(1),
+        )
+        return AttackResult(
+            name,
+            "Who was trained on, by likelihood ratios (LiRA)",
+            f"the model after {settings.round} rounds",
+            "the models of runs like this one, which it makes on halves of the same examples; the "
+            "candidates with their labels",
+            f"{settings.shadows} runs, each the target once",
+            split.sentence(),
+            split.numbers(),
+        )
+
+    return kept.made(name, settings, -1, make, settings.shadows, display)
+
+
+class _Kept:
+    """The results of attacks, in a file where there is a folder."""
+
+    def __init__(self, out: Path | None, prepared: Prepared) -> None:
+        self._file = None if out is None or prepared.unseen else out / RESULTS
+        self._run = prepared.key
+        self._lines: dict[str, AttackResult] = {}
+        if self._file is not None and self._file.exists():
+            for line in self._file.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError, KeyError, TypeError):  # a line that was cut off by a kill
+                    values = json.loads(line)
+                    self._lines[values["key"]] = AttackResult.from_json(values["result"])
+
+    def result(self, case: Case, attack: str, display: ProgressDisplay) -> AttackResult:
+        """Return an attack's result, made now or before."""
+        how = case.settings
+        work = {"dlg": how.lbfgs * how.tries, "cosine": how.iterations}.get(attack, 1)
+
+        def make(tick: Callable[[int], None]) -> AttackResult:
+            precision = case.overheard.prepared.setup.precision
+            with use_numerics(precision), torch.random.fork_rng(devices=[]):
+                return ATTACKS[attack](case, tick)
+
+        return self.made(attack, how, case.client, make, work, display)
+
+    def made(
+        self,
+        attack: str,
+        settings: config.Audit,
+        client: int,
+        make: Callable[[Callable[[int], None]], AttackResult],
+        work: int,
+        display: ProgressDisplay,
+    ) -> AttackResult:
+        """Return the result of `make`, or that of an earlier call with the same settings."""
+        values = settings.model_dump(exclude={"attacks", "targets"})
+        text = json.dumps([self._run, attack, client, values], sort_keys=True)
+        key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+        name = attack if client < 0 else f"{attack}, client {client}"
+        if key in self._lines:
+            return self._lines[key]
+        display.begin(name, work, 0)
+        result = make(_Ticker(name, work, display))
+        display.end(name, "finished")
+        if self._file is not None:
+            self._lines[key] = result
+            lines = (
+                json.dumps({"key": key, "result": result.to_json()}, allow_nan=False)
+                for key, result in self._lines.items()
+            )
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._file, "\n".join(lines) + "\n")
+        return result
+
+
+class _Ticker:
+    """Tells a display how far an attack is, a hundred times at most."""
+
+    def __init__(self, name: str, work: int, display: ProgressDisplay) -> None:
+        self._name, self._work, self._display = name, work, display
+        self._done = self._told = 0
+
+    def __call__(self, more: int) -> None:
+        self._done += more
+        if self._done - self._told >= max(self._work // 100, 1):
+            self._told = self._done
+            self._display.row(self._name, RoundRecord(min(self._done, self._work)))

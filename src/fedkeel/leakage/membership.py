@@ -1,0 +1,195 @@
+"""Membership inference: telling the examples that were trained on from others.
+
+Sources
+    Yeom et al., Privacy Risk in Machine Learning, CSF 2018: `loss_scores`. Li et al., Effective
+    Passive Membership Inference Attacks in Federated Learning Against Overparameterized Models,
+    ICLR 2023: `update_scores`, the cosine form. Carlini et al., Membership Inference Attacks From
+    First Principles, S&P 2022: `lira_scores`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score, roc_curve
+from torch import Tensor
+
+from fedkeel import tree
+from fedkeel.method.context import Floats, Ints
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
+from fedkeel.tree import Tree
+
+Bools = NDArray[np.bool_]
+
+LOW_RATES = (0.1, 0.01, 0.001)
+"""False positive rates at which the true positive rate is told."""
+
+
+@dataclass(frozen=True)
+class Separation:
+    """How well scores tell members from others.
+
+    Args:
+        auc: area under the curve of true over false positives; 0.5 is chance.
+        true_positives: true positive rate by false positive rate; None where there are too few
+            others to see so low a rate.
+        members: number of members.
+        others: number of others.
+    """
+
+    auc: float
+    true_positives: dict[float, float | None]
+    members: int
+    others: int
+
+    def sentence(self) -> str:
+        """Return what it comes to, with the lowest rate of false alarms that can be seen."""
+        rates = [(rate, told) for rate, told in self.true_positives.items() if told is not None]
+        if not rates:
+            return f"AUC {self.auc:.3f} (chance 0.5)."
+        rate, told = min(rates)
+        return (
+            f"AUC {self.auc:.3f} (chance 0.5); {100 * told:.1f} % of the members are told at "
+            f"{100 * rate:g} % false alarms."
+        )
+
+    def numbers(self) -> dict[str, float | None]:
+        """Return the numbers by name."""
+        rates = {f"tpr_at_{100 * rate:g}%": value for rate, value in self.true_positives.items()}
+        counts = {"members": float(self.members), "others": float(self.others)}
+        return {"auc": self.auc, **rates, **counts}
+
+
+def separation(members: Floats, others: Floats) -> Separation:
+    """Return how well scores tell members from others; members are to have the higher ones.
+
+    Args:
+        members: [m] scores.
+        others: [n] scores.
+    """
+    scores = np.concatenate([members, others])
+    truth = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
+    false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
+    rates = {
+        rate: float(true[false <= rate].max()) if len(others) * rate >= 1 else None
+        for rate in LOW_RATES
+    }
+    return Separation(float(roc_auc_score(truth, scores)), rates, len(members), len(others))
+
+
+def matched(
+    member_labels: Ints, other_labels: Ints, most: int, random: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Return places of members and of others with the same shares of the labels.
+
+    Clients differ in their labels, and a test set does not: without this, an attack that sees the
+    label alone would look good. Labels that no other has are left out.
+
+    Args:
+        member_labels: [m] labels of the members.
+        other_labels: [n] labels of the others.
+        most: the most of each kind.
+        random: draws them.
+    """
+    labels, counts = np.unique(member_labels, return_counts=True)
+    share = min(1.0, most / max(len(member_labels), 1))
+    wanted = np.maximum(np.floor(counts * share), 1).astype(np.int64)
+    there = np.array([int((other_labels == label).sum()) for label in labels])
+    known = there > 0
+    if not known.any():
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    wanted = np.minimum(wanted, there)[known]
+    times = max(1, min(int((there[known] // wanted).min()), most // int(wanted.sum())))
+    chosen: tuple[list[Ints], list[Ints]] = ([], [])
+    for label, number in zip(labels[known], wanted, strict=True):
+        for into, of, count in zip(
+            chosen, (member_labels, other_labels), (number, times * number), strict=True
+        ):
+            into.append(random.permutation(np.flatnonzero(of == label))[:count])
+    return np.concatenate(chosen[0]), np.concatenate(chosen[1])
+
+
+def loss_scores(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Floats:
+    """Return [n] minus the loss of each example: trained-on ones tend to have a smaller loss."""
+    with torch.no_grad():
+        losses = network.example_losses(network.test_output(params, buffers, x), y)
+    scores: Floats = -losses.double().numpy()
+    return scores
+
+
+def update_scores(
+    network: Network, params: Tree, buffers: Tree, gradient: Tree, x: Tensor, y: Tensor
+) -> Floats:
+    """Return [n] the cosine of each example's gradient with the one that was seen.
+
+    A gradient that an example is a term of points along the example's own, more than others do.
+    """
+    length = tree.dot(gradient, gradient).sqrt()
+    scores = []
+    for place in range(len(y)):
+        batch = Batch(x[place : place + 1], y[place : place + 1])
+        _, of_one = network.value_and_grad(params, network.copy_buffers(buffers), batch, "eager")
+        size = (tree.dot(of_one, of_one).sqrt() * length).clamp(min=1e-30)
+        scores.append(float(tree.dot(of_one, gradient) / size))
+    return np.array(scores)
+
+
+def confidences(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Floats:
+    """Return [n] log(p / (1 - p)) of the probability p of each example's label."""
+    with torch.no_grad():
+        log_p = network.test_logits(params, buffers, x).double().log_softmax(dim=1)
+    right = log_p.gather(1, y[:, None])[:, 0]
+    wrong = log_p.scatter(1, y[:, None], -torch.inf).logsumexp(dim=1)
+    values: Floats = (right - wrong).numpy()
+    return values
+
+
+def lira_scores(confidence: Floats, is_member: Bools) -> tuple[Floats, Bools]:
+    """Return the likelihood ratio of membership for each example and run, and the truth.
+
+    Each run in turn is the target; the others are the attacker's own runs, which give normal
+    distributions of an example's confidence with it and without it.
+
+    Source: Carlini et al. 2022, Algorithm 1, online, with one variance for all examples, as the
+    paper advises for few runs.
+    Deviations: the attacker's runs are of halves of the same examples as the target.
+
+    Args:
+        confidence: [R, N] `confidences` of N examples under R models.
+        is_member: [R, N] whether the example was trained on.
+
+    Returns:
+        Scores and truth, [P] each, of the pairs for which the others have both kinds.
+    """
+    scores, truth = [], []
+    for target in range(len(confidence)):
+        others = np.delete(confidence, target, axis=0)
+        member = np.delete(is_member, target, axis=0)
+        known = (member.sum(axis=0) >= 1) & ((~member).sum(axis=0) >= 1)
+        (mean_in, var_in), (mean_out, var_out) = (
+            _moments(others, mask) for mask in (member, ~member)
+        )
+        value = confidence[target]
+        ratio = _log_density(value, mean_in, var_in) - _log_density(value, mean_out, var_out)
+        scores.append(ratio[known])
+        truth.append(is_member[target][known])
+    return np.concatenate(scores), np.concatenate(truth)
+
+
+def _moments(values: Floats, mask: Bools) -> tuple[Floats, float]:
+    """Return [N] means over the rows of a mask, and the variance about them over everything."""
+    count = mask.sum(axis=0)
+    mean: Floats = np.where(mask, values, 0.0).sum(axis=0) / np.maximum(count, 1)
+    square = np.where(mask, (values - mean) ** 2, 0.0).sum()
+    freedom = int(np.maximum(count - 1, 0).sum())
+    return mean, float(square / max(freedom, 1)) + 1e-12
+
+
+def _log_density(value: Any, mean: Floats, variance: float) -> Floats:  # noqa: ANN401
+    density: Floats = -0.5 * ((value - mean) ** 2 / variance + np.log(variance))
+    return density

@@ -1,0 +1,141 @@
+"""How good reconstructions are: each is compared with the original that it is nearest to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedkeel.data.dataset import ScalePair
+
+RECOVERED = 20.0
+"""PSNR in dB from which an example counts as recovered; one can then recognise most pictures."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """Inputs in the units that they had before they were standardised.
+
+    Args:
+        low: smallest value of the training inputs.
+        high: largest value; PSNR is relative to high - low.
+        mean: what was taken off, to be added again; [...] that broadcasts over an input.
+        deviation: what it was divided by.
+    """
+
+    low: float
+    high: float
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, scale: ScalePair | None) -> Units:
+        """Return the units of training inputs [N, ...].
+
+        Args:
+            x: the inputs as the network takes them.
+            scale: means and deviations that standardised them; None where nothing did.
+        """
+        shape = x.shape[1:]
+        mean, deviation = ([0.0], [1.0]) if scale is None else map(list, scale)
+        means, deviations = (
+            _shaped(torch.tensor(v, dtype=torch.float64), shape) for v in (mean, deviation)
+        )
+        deviations = torch.where(deviations > 1e29, 0.0, deviations)  # what never varied
+        sample = x[torch.linspace(0, len(x) - 1, min(len(x), 2000)).long()].double()
+        raw = sample * deviations + means
+        return cls(float(raw.min()), float(raw.max()), means, deviations)
+
+    def raw(self, x: Tensor) -> Tensor:
+        """Return inputs [n, ...] in their first units."""
+        return x.double() * self.deviation + self.mean
+
+
+def _shaped(values: Tensor, shape: torch.Size) -> Tensor:
+    """Return values so that they broadcast over one input: one, one a channel, or one a number."""
+    if len(values) == 1:
+        return values.reshape(())
+    if len(shape) == 3 and len(values) == shape[0]:
+        return values[:, None, None]
+    return values.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Reconstructions next to originals.
+
+    Args:
+        pairs: (reconstruction, original) of each that was compared.
+        psnr: [p] of each pair, in dB.
+        ssim: mean structural similarity of the pairs; None for what is no picture, or without the
+            package torchmetrics.
+        originals: number of originals.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    psnr: tuple[float, ...]
+    ssim: float | None
+    originals: int
+
+    @property
+    def mean_psnr(self) -> float | None:
+        """Mean over pairs, in dB; None without any."""
+        return float(np.mean(self.psnr)) if self.psnr else None
+
+    @property
+    def recovered(self) -> float:
+        """Share of the originals with a reconstruction of `RECOVERED` dB or more."""
+        return sum(value >= RECOVERED for value in self.psnr) / max(self.originals, 1)
+
+
+def psnr(mse: float, extent: float) -> float:
+    """Return 10 log10(extent^2 / mse) in dB, at most 150, where the sum is rounding alone."""
+    if mse <= 0.0:
+        return 150.0
+    return min(10.0 * math.log10(extent**2 / mse), 150.0)
+
+
+def compare(found: Tensor, originals: Tensor, units: Units) -> Comparison:
+    """Compare reconstructions [m, ...] with originals [n, ...].
+
+    Each reconstruction belongs to another original, so that the sum of the logarithms of their
+    errors is least: an attacker does not know the order. Reconstructions are cut to the range of
+    inputs before, as any attacker would.
+    """
+    if not len(found) or not len(originals):
+        return Comparison((), (), None, len(originals))
+    a = units.raw(found).clamp(units.low, units.high)
+    b = units.raw(originals)
+    errors = _squared_errors(a, b)
+    rows, columns = linear_sum_assignment(np.log(errors + 1e-15))
+    pairs = tuple(zip(rows.tolist(), columns.tolist(), strict=True))
+    values = tuple(psnr(float(errors[i, j]), units.high - units.low) for i, j in pairs)
+    return Comparison(pairs, values, similarity(a[rows], b[columns], units), len(originals))
+
+
+def _squared_errors(a: Tensor, b: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return [m, n] mean squared errors."""
+    rows = [((one - b) ** 2).flatten(1).mean(dim=1) for one in a]
+    errors: np.ndarray[tuple[int, int], np.dtype[np.float64]] = torch.stack(rows).numpy()
+    return errors
+
+
+def similarity(a: Tensor, b: Tensor, units: Units) -> float | None:
+    """Return the mean structural similarity of pictures [p, C, H, W] with windows of 7 x 7.
+
+    None for other inputs, for pictures that are smaller, or without the package torchmetrics.
+    """
+    if a.ndim != 4 or min(a.shape[2:]) < 7:
+        return None
+    try:
+        from torchmetrics.functional.image import structural_similarity_index_measure
+    except ImportError:
+        return None
+    value = structural_similarity_index_measure(
+        a, b, gaussian_kernel=False, kernel_size=7, data_range=units.high - units.low
+    )
+    return float(value if isinstance(value, Tensor) else value[0])

@@ -1,0 +1,134 @@
+"""What an audit found, as plain values: for the page, the terminal, JSON and the next call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An original and what an attacker made of it.
+
+    Args:
+        original: a PNG as a data URI.
+        found: the reconstruction in the same form.
+        psnr: how alike they are, in dB.
+    """
+
+    original: str
+    found: str
+    psnr: float
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """One attack on one message.
+
+    Args:
+        attack: its name, such as ``dlg``.
+        title: what it looks for, in a few words.
+        target: whose message it was, in words: a client, or the sum of some.
+        knows: what the attacker is assumed to know beside the message.
+        budget: how much was tried, in words.
+        says: the outcome in a sentence with the numbers.
+        numbers: the numbers by name; None for what is not defined.
+        pictures: originals and reconstructions, the best first.
+    """
+
+    attack: str
+    title: str
+    target: str
+    knows: str
+    budget: str
+    says: str
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the result of plain values, as `to_json` makes them."""
+        pictures = tuple(Picture(**picture) for picture in values["pictures"])
+        return cls(**{**values, "pictures": pictures})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, with None for what is not a finite number."""
+        values: dict[str, Any] = _plain(asdict(self))
+        return values
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An attack that was not made.
+
+    Args:
+        attack: its name.
+        reason: why it does not apply.
+    """
+
+    attack: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """What an audit found.
+
+    Args:
+        name: name of the experiment.
+        method: expression of the method.
+        seed: seed of the run.
+        view: what the attacker sees: ``client``, ``sum`` or ``release``.
+        round: the round that was attacked.
+        rounds: rounds of the run.
+        clients: clients in that round.
+        score: test score of the model after that round; None where it was not measured.
+        score_name: the metric of `score`, as a reader knows it.
+        epsilon: epsilon of differential privacy spent by then; None without a budget.
+        delta: its delta.
+        unit: whom the budget protects, ``client`` or ``example``.
+        results: what the attacks found.
+        skipped: attacks that do not apply.
+    """
+
+    name: str
+    method: str
+    seed: int
+    view: str
+    round: int
+    rounds: int
+    clients: int
+    score: float | None = None
+    score_name: str = ""
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str | None = None
+    results: tuple[AttackResult, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+
+    def of(self, attack: str) -> tuple[AttackResult, ...]:
+        """Return the results of an attack by its name, one for each message that was attacked."""
+        return tuple(result for result in self.results if result.attack == attack)
+
+    def mean(self, attack: str, number: str) -> float | None:
+        """Return the mean of a number over an attack's results; None where none has it."""
+        values = [result.numbers.get(number) for result in self.of(attack)]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, with None for what is not a finite number."""
+        values: dict[str, Any] = _plain(asdict(self))
+        return values
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any plain value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,76 @@
+"""The audit's page: one HTML file in the report's style, originals beside reconstructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jinja2
+
+from fedkeel.errors import RunError
+from fedkeel.records.audit import AttackResult, AuditRecord
+from fedkeel.records.files import write_text
+from fedkeel.report.audit_text import headline, overview
+from fedkeel.report.formatting import capital
+from fedkeel.report.page import read_css
+
+_HERE = Path(__file__).parent
+
+NUMBERS = {
+    "psnr": "PSNR, dB",
+    "psnr_of_others": "PSNR of other examples, dB",
+    "ssim": "SSIM",
+    "recovered": "share recovered",
+    "labels_right": "labels right",
+    "total_variation": "distance of class shares",
+    "auc": "AUC",
+    "tpr_at_10%": "told at 10 % false alarms",
+    "tpr_at_1%": "told at 1 % false alarms",
+    "tpr_at_0.1%": "told at 0.1 % false alarms",
+    "hidden_share": "hidden by the projection",
+}
+"""Numbers of the table, in its order."""
+
+
+def write_audit_page(record: AuditRecord, out: Path) -> Path:
+    """Write the page; return the file.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, render_audit_page(record))
+    except OSError as error:
+        raise RunError(
+            f"The page {out} cannot be written.", got=error, do="see that the disk has room"
+        ) from None
+    return out
+
+
+def render_audit_page(record: AuditRecord) -> str:
+    """Return the page as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"capital": capital}
+    template = environment.get_template("audit.html.j2")
+    return template.render(
+        record=record,
+        headline=headline(record),
+        overview=overview(record),
+        numbers=[list(_numbers(result)) for result in record.results],
+        css=read_css(),
+    )
+
+
+def _numbers(result: AttackResult) -> Iterator[tuple[str, str]]:
+    """Yield the names and the numbers of a result that the page shows."""
+    for name, label in NUMBERS.items():
+        value = result.numbers.get(name)
+        if value is not None:
+            yield label, f"{value:.3g}"
