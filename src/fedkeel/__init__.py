@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedkeel.config import Privacy as Privacy
     from fedkeel.config import Schedule as Schedule
     from fedkeel.config import Stop as Stop
+    from fedkeel.config import System as System
     from fedkeel.data.dataset import Dataset as Dataset
     from fedkeel.data.federation import Federation as Federation
     from fedkeel.data.federation import federation as federation
@@ -58,6 +59,7 @@ _HOMES = {
         "Privacy",
         "Schedule",
         "Stop",
+        "System",
     ),
     "fedkeel.data.dataset": ("Dataset",),
     "fedkeel.data.federation": ("Federation", "federation"),

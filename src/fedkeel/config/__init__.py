@@ -29,6 +29,7 @@ from fedkeel.config.settings import (
     Run,
     Weights,
 )
+from fedkeel.config.system import DeviceClass, System
 from fedkeel.config.task import TaskSettings
 from fedkeel.config.toml import UNSET, build, load, override, to_toml
 
@@ -42,6 +43,7 @@ __all__ = [
     "Cohort",
     "Compare",
     "Data",
+    "DeviceClass",
     "Diagnose",
     "Engine",
     "Evaluation",
@@ -59,6 +61,7 @@ __all__ = [
     "Settings",
     "Space",
     "Stop",
+    "System",
     "TaskSettings",
     "Value",
     "Weights",

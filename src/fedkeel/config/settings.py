@@ -17,6 +17,7 @@ from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local
 from fedkeel.config.privacy import Privacy
 from fedkeel.config.search_space import Space
+from fedkeel.config.system import System
 from fedkeel.config.task import TaskSettings
 from fedkeel.errors import ConfigError
 
@@ -255,6 +256,7 @@ class Run(Settings):
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
         privacy: the budget of differential privacy; None runs without.
+        system: how long clients take, in virtual time; None counts no time.
     """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
@@ -271,6 +273,7 @@ class Run(Settings):
     engine: Engine = Engine()
     flower: Flower = Flower()
     privacy: Privacy | None = None
+    system: System | None = None
 
 
 class Experiment(Run):

@@ -30,7 +30,16 @@ class Selection:
     dropped: Ints
 
 
-def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
+def select(
+    settings: Cohort,
+    sizes: Ints,
+    seed: int,
+    round: int,
+    *,
+    among: Ints | None = None,
+    count: int | None = None,
+    draw: int = 0,
+) -> Selection:
     """Select the clients of a round.
 
     K = settings.size(C) clients are drawn without replacement from the stream (seed, "cohort",
@@ -44,6 +53,10 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
         sizes: [C] number of examples of each client.
         seed: seed of the run.
         round: round number, from 0.
+        among: the clients that can be reached now, ascending; None for all. Where they are fewer
+            than K, all of them are selected.
+        count: how many are selected in place of K.
+        draw: number of the draw within the round, which has a stream of its own.
 
     Raises:
         ConfigError: the settings select nobody, or more clients than there are.
@@ -52,27 +65,30 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
     >>> select(Cohort(clients=2), np.array([5, 5, 5, 5]), seed=0, round=3).clients
     array([1, 2])
     """
-    count = settings.size(len(sizes))
-    absent, present = new_clients(settings, len(sizes), seed), None
-    if len(absent):
-        present = np.setdiff1d(np.arange(len(sizes)), absent)
-        sizes = sizes[present]
-    population = len(sizes)
-    random = generator(seed, "cohort", 0 if settings.sampling == "fixed" else round)
+    count = settings.size(len(sizes)) if count is None else count
+    present = np.delete(np.arange(len(sizes)), new_clients(settings, len(sizes), seed))
+    chance = count / len(present)
+    if among is not None:
+        fixed = select(settings, sizes, seed, 0) if settings.sampling == "fixed" else None
+        allowed = present if fixed is None else np.union1d(fixed.clients, fixed.dropped)
+        present = np.intersect1d(allowed, among)
+        can_train = sizes[present] > 0 if settings.sampling == "examples" else present >= 0
+        count = min(count, int(np.count_nonzero(can_train)))
+    sizes, population = sizes[present], len(present)
+    is_first = settings.sampling == "fixed" and among is None
+    random = generator(seed, "cohort", 0 if is_first else round, draw)
     if settings.sampling == "poisson":
-        chosen = np.flatnonzero(random.random(population) < count / population)
+        chosen = np.flatnonzero(random.random(population) < chance)
     elif count == population:
         chosen = np.arange(population, dtype=np.int64)
     elif settings.sampling == "examples":
         chosen = random.choice(population, count, replace=False, p=_shares(sizes, count))
     else:
         chosen = random.choice(population, count, replace=False, shuffle=False)
-    chosen = np.sort(chosen).astype(np.int64, copy=False)
-    if present is not None:
-        chosen = present[chosen]
+    chosen = present[np.sort(chosen)].astype(np.int64, copy=False)
     drops = np.zeros(len(chosen), dtype=np.bool_)
     if settings.dropout > 0:
-        drops = generator(seed, "dropout", round).random(len(chosen)) < settings.dropout
+        drops = generator(seed, "dropout", round, draw).random(len(chosen)) < settings.dropout
     return Selection(chosen[~drops], chosen[drops])
 
 

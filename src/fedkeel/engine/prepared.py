@@ -102,7 +102,9 @@ class Prepared:
 
     @cached_property
     def largest_cohort(self) -> int:
-        """The largest number of clients that train in a round."""
+        """The largest number of clients that train for one step of the server."""
+        if self.plan.policy is not None:
+            return self.population.per_round
         sizes, rounds = self.setup.federation.sizes, self.settings.rounds
         return largest_cohort(self.cohort, sizes, self.server_seed, rounds)
 

@@ -72,7 +72,7 @@ def rehearse_client(
         client_state: what the client kept, None the first time.
     """
     first = int(np.flatnonzero(setup.federation.sizes)[0])  # a node has only its own data
-    setup = replace(setup, federation=_with_one_batch(setup, first))
+    setup = replace(setup, federation=with_one_batch(setup, first))
     job = ClientJob(row=0, client=first, steps_done=0)
     answers: ByPart = {}
     if setup.training.plan.surveys:
@@ -83,7 +83,7 @@ def rehearse_client(
     return {**reply_state(result.reply), "survey": dict(answers)}
 
 
-def _with_one_batch(setup: TrainingSetup, client: int) -> Federation:
+def with_one_batch(setup: TrainingSetup, client: int) -> Federation:
     """Return the federation with a few of a client's examples, one mini-batch.
 
     A part may use all of them, and a node of a federation may claim any number.

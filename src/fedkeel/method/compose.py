@@ -50,6 +50,7 @@ from fedkeel.method.roles import (
     Preparation,
     Reduction,
     ServerOptimiser,
+    ServerPolicy,
     ServerState,
     StepCorrection,
     Survey,
@@ -63,8 +64,8 @@ R = TypeVar("R", bound=Part)
 
 LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
 """What the client loop always provides."""
-SERVER = frozenset({Capability.SEPARATE_UPDATES})
-"""What the server round always provides."""
+SERVER = frozenset({Capability.SEPARATE_UPDATES, Capability.FRESH_UPDATES})
+"""What the server round provides unless a part breaks it."""
 SIMULATION = frozenset(
     {
         Capability.PER_CLIENT_UPDATES,
@@ -105,6 +106,7 @@ class Plan:
         uploads: parts that send to the server.
         broadcasts: parts that send to the clients.
         tables: parts that remember something of each client at the server.
+        policy: the part that says how many updates the server waits for, or None for the cohort.
         cohort_transforms: parts that change the updates at the server.
         reduction: the part that makes one update of K.
         aggregate_transforms: parts that change the aggregate, by stage.
@@ -137,6 +139,7 @@ class Plan:
     uploads: tuple[Upload, ...]
     broadcasts: tuple[Broadcast, ...]
     tables: tuple[Table, ...]
+    policy: ServerPolicy | None
     cohort_transforms: tuple[CohortTransform, ...]
     reduction: Reduction
     aggregate_transforms: tuple[AggregateTransform, ...]
@@ -178,7 +181,7 @@ class Plan:
         server_roles = (Reduction, AggregateTransform, ServerOptimiser, ServerState)
         return (
             has_stated_weights
-            and not (self.tables or self.cohort_transforms)
+            and not (self.tables or self.cohort_transforms or self.policy)
             and Capability.PER_CLIENT_UPDATES not in self.needs
             and not any(isinstance(part, server_roles) for part in user_parts)
         )
@@ -290,6 +293,7 @@ def compose(
         uploads=_playing(parts, Upload),
         broadcasts=_playing(parts, Broadcast),
         tables=_playing(parts, Table),
+        policy=next(iter(_playing(parts, ServerPolicy)), None),
         cohort_transforms=_playing(parts, CohortTransform),
         reduction=next(iter(_playing(parts, Reduction)), WeightedMean()),
         aggregate_transforms=staged(AggregateTransform, "aggregate_stage"),
@@ -402,7 +406,21 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
 
 def needs_of(part: Part) -> frozenset[Capability]:
     """Return what a part needs, with what its roles need."""
-    return part.needs | ({Capability.SHARED_PARAMETERS} if acts_on_shared(part) else set())
+    shared = {Capability.SHARED_PARAMETERS} if acts_on_shared(part) else set()
+    return part.needs | shared | ({Capability.FRESH_UPDATES} if compares_updates(part) else set())
+
+
+def compares_updates(part: Part) -> bool:
+    """Return whether a part's server half needs updates that begin at one model."""
+    acts = any(isinstance(part, role) for role in _AFTER_UPDATES)
+    return acts and not (part.takes_stale_updates or isinstance(part, ServerPolicy))
+
+
+_AFTER_UPDATES = (
+    *(Survey, Dispatch, Broadcast, CohortTransform, Reduction, AggregateTransform),
+    *(ServerOptimiser, ServerState, Table),
+)
+"""Roles that tell clients what the server made of updates, or act on updates at the server."""
 
 
 def acts_on_shared(part: Part) -> bool:
@@ -436,6 +454,8 @@ WHY = {
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
     Capability.SURVEYS: "asks for a gradient before anything is prepared",
     Capability.SHARED_PARAMETERS: "acts on those",
+    Capability.FRESH_UPDATES: "takes all updates of a step as moves from one model, or sends back "
+    "what it made of the last step",
 }
 """What a part does with what it needs, and another part breaks."""
 

@@ -591,6 +591,7 @@ class Cohort:
         state: what this part remembers.
         rows: what this part remembers of each of these clients, tensors [K, ...].
         is_known: [K] whether it has remembered something of each before, a NumPy array.
+        staleness: [K] steps that the server has made since each was sent the model, a NumPy array.
         answer: the mean answer to what this part asked before training.
         diagnostics: diagnostics of all parts.
         part: name of the part.
@@ -607,6 +608,7 @@ class Cohort:
     state: State = field(default_factory=dict)
     rows: State = field(default_factory=dict)
     is_known: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    staleness: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     answer: State = field(default_factory=dict)
     diagnostics: dict[str, float] = field(default_factory=dict)
     part: str = ""

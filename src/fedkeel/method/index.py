@@ -355,6 +355,16 @@ METHODS: Mapping[str, Entry] = {
         "local AMSGrad amended by the last direction",
         {"fedlada": "fedlada:FedLADA"},
     ),
+    "fedbuff": Entry(
+        "nguyen2022fedbuff",
+        "a server step with every buffer of updates, without waiting",
+        {"fedbuff": "fedbuff:FedBuff"},
+    ),
+    "fedasync": Entry(
+        "xie2019fedasync",
+        "each client's model mixed in as soon as it comes",
+        {"fedasync": "fedasync:FedAsync"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 

@@ -29,6 +29,7 @@ class Capability(Enum):
     CLASSES = "one label for each example, and a score for each class"
     SHARED_PARAMETERS = "parameters of the model that all clients share"
     SURVEYS = "an exchange of messages before local training"
+    FRESH_UPDATES = "updates that all begin at the server's present model"
 
 
 class Stage(IntEnum):
@@ -77,6 +78,9 @@ class Part(ABC):
     breaks: ClassVar[frozenset[Capability]] = frozenset()
     """What no other part of the method can have beside this one. A `Preparation` that is also a
     `Criterion`, a `LossTerm` or a `Penalty` breaks EXAMPLE_LOSSES and SURVEYS without saying so."""
+    takes_stale_updates: ClassVar[bool] = False
+    """Whether a server half of this part stays right where clients began at different models. Its
+    docstring says why."""
     preserves_penalty_pull: ClassVar[bool] = True
     """Whether a penalty's gradient reaches the local step unchanged. Set False if this part
     evaluates the gradient at another point or rescales it using the data: FedNova's length of the

@@ -427,6 +427,28 @@ class Upload(Part):
 # ---- at the server --------------------------------------------------------------------------
 
 
+class ServerPolicy(Part):
+    """Says how many updates the server waits for. At most one; for the cohort where none is given.
+
+    You need it when the server does not wait for slow clients. Clients then train from the models
+    of different rounds, and `cohort.staleness` says how many steps the server has made since. A
+    server half that uses single updates, or remembers them, needs FRESH_UPDATES and is refused,
+    unless it says that it `takes_stale_updates`.
+    """
+
+    breaks: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.FRESH_UPDATES, Capability.SURVEYS}
+    )
+
+    updates_from_present: ClassVar[bool] = False
+    """Whether an update is the client's model minus the server's present one, in place of the one
+    that the client was sent."""
+
+    @abstractmethod
+    def updates_per_step(self) -> int:
+        """Return the number of updates in a step of the server."""
+
+
 class CohortTransform(Part):
     """Changes the K updates before they are reduced to one. Any number, as written.
 
@@ -576,6 +598,7 @@ ROLES: Mapping[type, str] = {
     Codec: "encoding of the update",
     ClientState: "client state",
     Upload: "upload",
+    ServerPolicy: "server policy",
     CohortTransform: "cohort transform",
     Reduction: "reduction",
     AggregateTransform: "aggregate transform",
@@ -589,6 +612,7 @@ ROLES: Mapping[type, str] = {
 
 SLOTS = (
     *(Phases, Dispatch, LocalWork, LocalStart, LocalModel, Criterion, GradientRule),
-    *(ClientOptimiser, Codec, Reduction, ServerOptimiser, FineTuning, PersonalPrediction),
+    *(ClientOptimiser, Codec, ServerPolicy, Reduction, ServerOptimiser),
+    *(FineTuning, PersonalPrediction),
 )
 """Roles that at most one part of a method may play."""

@@ -70,6 +70,7 @@ class Replies:
         uploads: further messages by part, tensors [K, ...]; where `summed`, of the parts that are
             `Plan.sum_only_uploads` G sums.
         summed: whether only sums of updates were kept, of the clients that are finite and count.
+        staleness: [K] steps of the server since each was sent the model; None where there is none.
     """
 
     clients: Ints
@@ -80,6 +81,7 @@ class Replies:
     buffers: Tree
     uploads: ByPart
     summed: bool = False
+    staleness: Ints | None = None
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def server_round(
     if len(order) == 0 and not plan.reduction.hides_updates:
         nobody = np.zeros(0, dtype=np.int64)
         return RoundResult(replace(server, round=server.round + 1), excluded, {}, nobody, {})
-    replies = _select_replies(replies, order, plan.sum_only_uploads)
+    replies, staleness = _select_replies(replies, order, plan.sum_only_uploads), replies.staleness
     table_rows = table_rows or TableRows({}, np.zeros(len(finite), dtype=np.bool_))
     weights = weights[order]
     cohort = Cohort(
@@ -118,6 +118,7 @@ def server_round(
         names=tuple(server.params),
         seed=seed,
         is_known=table_rows.is_known[order],
+        staleness=np.zeros(len(order), np.int64) if staleness is None else staleness[order],
     )
     updates = Sums(replies.update, weights=weights) if replies.summed else Span(replies.update)
     rows = _select_rows(table_rows.rows, order)

@@ -95,6 +95,10 @@ class RoundRecord:
         epsilon: what has been spent of the privacy budget after this round, at its delta; None, and
             not in rounds.jsonl, where the run has no budget.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
+        virtual_seconds: virtual time at the end of the round, since the beginning of the run; None,
+            and not in rounds.jsonl, where no time is counted.
+        staleness: for each of `clients`, the steps that the server had made since it sent the
+            client the model; empty, and not in rounds.jsonl, where the server waits.
     """
 
     round: Count
@@ -118,6 +122,8 @@ class RoundRecord:
     breakdowns: dict[str, dict[str, Number]] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
     epsilon: float | None = None
+    virtual_seconds: Finite | None = None
+    staleness: list[Count] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -160,8 +166,9 @@ class RoundRecord:
         row = asdict(self)
         row["test"] = _flat(row["test"])
         row["sources"] = {name: _flat(scores) for name, scores in row["sources"].items()}
-        if self.epsilon is None:
-            del row["epsilon"]
+        for name in ("epsilon", "virtual_seconds", "staleness"):
+            if row[name] in (None, []):
+                del row[name]
         return json.dumps(_finite(row)) + "\n"
 
 

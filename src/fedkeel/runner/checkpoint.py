@@ -19,6 +19,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.best_model import BestModelKeeper
 from fedkeel.runner.server_table import ServerTable
+from fedkeel.runner.training import Training
 from fedkeel.tree import State, substate, substates, tensors, walk
 
 PREFIX = "server/"
@@ -34,16 +35,24 @@ class Checkpoints:
         engine: has the clients' state.
         table: the server's rows of clients.
         best: the best model.
+        training: knows whose replies are due.
 
     Attributes:
         damaged: what is wrong with a newer checkpoint than the one restored; "" mostly.
     """
 
     def __init__(
-        self, folder: RunFolder, key: str, engine: Engine, table: ServerTable, best: BestModelKeeper
+        self,
+        folder: RunFolder,
+        key: str,
+        engine: Engine,
+        table: ServerTable,
+        best: BestModelKeeper,
+        training: Training,
     ) -> None:
         self._folder, self._key = folder, key
         self._engine, self._table, self._best = engine, table, best
+        self._training = training
         self._saved_at = time.monotonic()
         self.damaged = ""
 
@@ -64,6 +73,7 @@ class Checkpoints:
         self._table.restore(saved.arrays)
         rows = self._folder.keep_rows(saved.round, saved.rows)
         self._best.restore(saved.arrays, rows)
+        self._training.restore(saved.arrays, server, rows[-1].virtual_seconds)
         return server, rows
 
     def save(self, server: Server, min_age: float = 0.0) -> None:
@@ -75,6 +85,7 @@ class Checkpoints:
             **self._engine.state(),
             **self._table.snapshot(),
             **self._best.snapshot(),
+            **self._training.snapshot(),
         }
         self._folder.save(Checkpoint(server.round, arrays, {"key": self._key}))
         self._engine.saved()

@@ -1,4 +1,4 @@
-"""Early stopping: a run ends before its last round because of its test score."""
+"""Early stopping: a run ends before its last round by its test score, or by virtual time."""
 
 from __future__ import annotations
 
@@ -56,6 +56,12 @@ class EarlyStopping(Callback):
         score = score_on_test(row, self._score, self._sources_needed)
         if score is not None and not self._reason:
             self._reason = self._reason_at(row.round, score)
+        hours, seconds = self._settings.hours, row.virtual_seconds
+        if not self._reason and hours is not None and seconds and seconds >= 3600.0 * hours:
+            self._reason = (
+                f"ended early after round {row.round}: {seconds / 3600.0:.4g} hours of virtual "
+                f"time have passed (stop.hours {hours:g})"
+            )
         return self._reason
 
     def _reason_at(self, round: int, value: float) -> str:

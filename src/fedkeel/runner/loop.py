@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel.clock import Clock, shares
-from fedkeel.data import batches
-from fedkeel.data.cohort import Selection, select
 from fedkeel.diagnose.measured import Measured
 from fedkeel.diagnose.observer import Observer
 from fedkeel.engine.base import Engine, TrainedCohort
@@ -23,13 +21,12 @@ from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
 from fedkeel.method.server_memory import copy_memory, reset_client_sums
-from fedkeel.method.server_round import raw_weights, server_message, server_round
-from fedkeel.method.survey import add_mean_answers
+from fedkeel.method.server_round import server_message, server_round
 from fedkeel.records.baselines import LOCAL
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
-from fedkeel.runner.attack import under_attack, with_success_rate
+from fedkeel.runner.attack import with_success_rate
 from fedkeel.runner.best_model import BestModelKeeper
 from fedkeel.runner.budget import BudgetKeeper
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
@@ -47,6 +44,8 @@ from fedkeel.runner.finish import ended, finish
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
 from fedkeel.runner.server_table import ServerTable
+from fedkeel.runner.training import Training
+from fedkeel.system.schedule import Due
 
 
 class Run:
@@ -83,6 +82,7 @@ class Run:
         self._observer = Observer(prepared, record.engine.device)
         self._spending = BudgetKeeper(prepared.budget)
         self._callbacks = CallbackList([self._spending, early_stopping, *best, *callbacks])
+        self._training = Training(prepared, self._callbacks)
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
         self._stop_reason = ""
@@ -134,7 +134,8 @@ class Run:
         saved = None
         if self._folder is not None:
             key = self._prepared.key
-            self._checkpoints = Checkpoints(self._folder, key, engine, self._table, self._best)
+            keepers = engine, self._table, self._best, self._training
+            self._checkpoints = Checkpoints(self._folder, key, *keepers)
             saved = self._checkpoints.restore(self._server) if resume else None
             if self._checkpoints.damaged:
                 text = f"{self._checkpoints.damaged}; the run went on from the one before"
@@ -147,7 +148,8 @@ class Run:
         else:
             if self._folder is not None:
                 self._folder.keep_rows(-1)
-            row = self._with_test_scores(self._spending.with_epsilon(RoundRecord(0)), engine)
+            row = RoundRecord(0, virtual_seconds=self._training.start_seconds)
+            row = self._with_test_scores(self._spending.with_epsilon(row), engine)
             self._clock.lap("evaluation")
             self._add(replace(row, seconds=self._clock.restart()))
         for row in self._rows:
@@ -161,14 +163,14 @@ class Run:
         clock, plan, server = self._clock, self._plan, self._server
         clock.lap("records")  # of the round before
         lr = learning_rate(self._settings, self._setup.training, server.round)
-        sizes = self._setup.federation.sizes
-        cohort = select(self._prepared.cohort, sizes, self._prepared.server_seed, server.round)
+        due = self._training.due(server.round)
         message = server_message(plan, server, lr)
         clock.lap("sampling")
-        if plan.surveys and len(cohort.clients):
-            message = self._survey(engine, message, cohort)
+        if plan.surveys and len(due.cohort.clients):
+            message = self._training.survey(engine, message, due.cohort)
             clock.lap("train.survey")
-        trained = self._train(engine, message, cohort)
+        self._is_recorded = not self._training.counts_at_once
+        trained = self._training.train(engine, server, message, due)
         clock.lap("train")
         self._is_recorded = False  # parts may change their state in place
         result = server_round(
@@ -185,40 +187,17 @@ class Run:
         if trained.remote is not None and trained.remote.lost and plan.client_sum_parts:
             self._server = reset_client_sums(plan, result.server, self._prepared.population)
         measured = self._observer.observe(engine, message, trained, result, self._rows, clock.lap)
-        engine.commit(trained, result.clients)
+        self._training.commit(engine, trained, result.clients)
         self._table.put(result)
         clock.lap("server")
-        self._record_round(engine, cohort, message, trained, result, measured)
+        self._record_round(engine, due, message, trained, result, measured)
         if self._checkpoints is not None:
             self._checkpoints.save(self._server, self._settings.engine.checkpoint_seconds)
-
-    def _survey(self, engine: Engine, message: Message, cohort: Selection) -> Message:
-        """Return the message with the clients' mean answer to what the method asks them first."""
-        local = self._setup.training.local
-        sizes, steps = self._setup.federation.sizes[cohort.clients], engine.done(cohort.clients)
-        processed = [
-            batches.count_examples(local, int(size), int(done))
-            for size, done in zip(sizes, steps, strict=True)
-        ]
-        weights = raw_weights(self._plan.weights, sizes, np.array(processed))
-        return add_mean_answers(message, engine.survey(message, cohort.clients), weights)
-
-    def _train(self, engine: Engine, message: Message, cohort: Selection) -> TrainedCohort:
-        """Train the cohort, and tell the callbacks how far it is."""
-        done, count = 0, len(cohort.clients)
-
-        def tick(trained: int) -> None:
-            nonlocal done
-            done += trained
-            self._callbacks.on_clients_trained(done, count)
-
-        replies = engine.train(message, cohort.clients, tick)
-        return under_attack(replies, self._prepared, message.round)
 
     def _record_round(
         self,
         engine: Engine,
-        cohort: Selection,
+        due: Due,
         message: Message,
         trained: TrainedCohort,
         result: RoundResult,
@@ -226,7 +205,7 @@ class Run:
     ) -> None:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
-        row = round_record(cohort, message, trained, result, bytes_up, measured)
+        row = round_record(due, message, trained, result, bytes_up, measured)
         row = self._spending.with_epsilon(row)
         self._clock.lap("records")
         row = self._evaluate(engine, row)

@@ -51,6 +51,9 @@ from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
 from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
+from fedkeel.system.devices import files_digest
+from fedkeel.system.legality import check_system
+from fedkeel.system.make import make_schedule
 from fedkeel.task.losses import OF_QUANTITIES, cox, cross_entropy, make_loss
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
@@ -144,10 +147,14 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     augment = _described_transform(ingredients, federation.data, settings.seed)
     plan = _plan(settings, _capabilities(network, federation))
     count = len(federation)
-    population = Population.of(network, count, 1 if is_pooled else settings.cohort.size(count))
+    per_round = settings.cohort.size(count)
+    if plan.policy is not None:
+        per_round = plan.policy.updates_per_step()
+    population = Population.of(network, count, 1 if is_pooled else per_round)
     local = pooled_work(settings, clients.sizes) if is_pooled else plan.work(settings.local)
     check_optimiser(plan, local)
     check_attack(attack, plan)
+    check_system(settings, plan, task.buffers == "average" and bool(network.buffers))
     training = LocalTraining(
         plan,
         network,
@@ -209,6 +216,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         budget=budget,
         attack=attack,
     )
+    make_schedule(prepared)  # refuses what the settings of time cannot be used for
     key = _key(prepared, digests_of_modules(user_parts), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
 
@@ -505,6 +513,10 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
         settings["engine"]["precision"] = engine.precision
     if prepared.settings.stop == config.Stop():
         settings.pop("stop")
+    if prepared.settings.system is None:
+        settings.pop("system")
+    else:
+        settings["system"].update(files_digest(prepared.settings.system))
     if prepared.settings.privacy is None:
         settings.pop("privacy")
     else:

@@ -12,11 +12,12 @@ from fedkeel.engine.base import RemoteReport, TrainedCohort
 from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
 from fedkeel.records.rows import RoundRecord
+from fedkeel.system.schedule import Due
 from fedkeel.tree import nbytes
 
 
 def round_record(
-    cohort: Selection,
+    due: Due,
     message: Message,
     trained: TrainedCohort,
     result: RoundResult,
@@ -26,18 +27,18 @@ def round_record(
     """Return the record of a round, without scores and seconds.
 
     Args:
-        cohort: the clients that were chosen.
+        due: the clients that were chosen, and when the round ended.
         message: what they received.
         trained: what they replied.
         result: the server after the round.
         bytes_up: estimated bytes of a reply, by part; None where nothing is sent either way.
         measured: what was diagnosed.
     """
-    replied = trained.replies.clients
+    cohort, replied = due.cohort, trained.replies.clients
     is_used = ~np.isin(replied, result.excluded)
     silent = np.setdiff1d(cohort.clients, replied)
     traffic = trained.remote or _traffic(message, cohort, len(replied), bytes_up)
-    losses = trained.loss[is_used]
+    losses, staleness = trained.loss[is_used], trained.replies.staleness
     diagnostics = {
         name: float(values[is_used].mean())
         for name, values in trained.diagnostics.items()
@@ -59,6 +60,8 @@ def round_record(
         diagnostics={**diagnostics, **result.diagnostics, **measured.numbers},
         breakdowns=measured.breakdowns,
         faults=traffic.faults,
+        virtual_seconds=due.seconds,
+        staleness=[] if staleness is None else [int(age) for age in staleness[is_used]],
     )
 
 

@@ -48,6 +48,7 @@ def run(
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     privacy: config.Privacy | None = None,
+    system: config.System | None = None,
     out: str | Path | None = None,
     resume: bool = True,
     progress: bool | None = None,
@@ -75,6 +76,7 @@ def run(
         engine: what runs the clients.
         cohort: participation in full, in place of the two above.
         privacy: the budget of differential privacy, which noise is calibrated for.
+        system: how long clients take, in virtual time; None counts no time.
         out: run folder; None keeps the run in memory.
         resume: whether an unfinished run in `out` is continued.
         progress: whether to show progress on standard error; None does so on a terminal.
@@ -109,6 +111,7 @@ def run(
         adversary=adversary,
         engine=engine,
         privacy=privacy,
+        system=system,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
@@ -139,6 +142,7 @@ def compare(
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     privacy: config.Privacy | None = None,
+    system: config.System | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
@@ -167,6 +171,7 @@ def compare(
         adversary: as in `run`.
         engine: as in `run`.
         cohort: as in `run`.
+        system: as in `run`.
         privacy: as in `run`; of unit ``client``, all clients have equal weights.
         out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
         progress: as in `run`.
@@ -195,6 +200,7 @@ def compare(
         adversary=adversary,
         engine=engine,
         privacy=privacy,
+        system=system,
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)

@@ -31,6 +31,7 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
     "engine": (config.Engine, "kind='sequential'"),
     "privacy": (config.Privacy, "epsilon=8.0, delta=1e-5"),
+    "system": (config.System, "speed='lognormal', sigma=1.0"),
 }
 """Arguments that are settings themselves, with their class and how it may be called."""
 
@@ -42,7 +43,7 @@ def run_settings(**values: object) -> config.Run:
     for name in ("evaluation", "stop", "diagnose", "adversary", "engine"):
         values[name] = {} if values[name] is None else values[name]
     for name, (kind, example) in _TABLES.items():
-        if name == "privacy" and values[name] is None:
+        if name in ("privacy", "system") and values.get(name) is None:
             continue
         if not isinstance(values[name], (kind, Mapping)):
             raise ConfigError(

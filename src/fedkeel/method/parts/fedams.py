@@ -68,6 +68,7 @@ class FedAMS(ServerOptimiser):
 
     name: ClassVar[str] = "fedams"
     paper: ClassVar[str] = "wang2022fedams"
+    takes_stale_updates: ClassVar[bool] = True
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return m = v = 0, v^ as `start` says, and no steps."""

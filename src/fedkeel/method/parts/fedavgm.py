@@ -52,6 +52,7 @@ class ServerMomentum(ServerOptimiser):
 
     name: ClassVar[str] = "momentum"
     paper: ClassVar[str] = "hsu2019"
+    takes_stale_updates: ClassVar[bool] = True
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return v = 0."""

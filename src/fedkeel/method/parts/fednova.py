@@ -61,6 +61,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "wang2020fednova"
+    takes_stale_updates: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.WHOLE_UPDATES})
     update_stage: ClassVar[Stage] = Stage.CORRECT
     aggregate_stage: ClassVar[Stage] = Stage.CORRECT

@@ -47,6 +47,7 @@ class Adaptive(ServerOptimiser):
     v0: Start = "tau2"
 
     paper: ClassVar[str] = "reddi2021"
+    takes_stale_updates: ClassVar[bool] = True
 
     @abstractmethod
     def grow(self, v: Tensor, square: Tensor) -> Tensor:

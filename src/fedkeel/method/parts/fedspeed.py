@@ -69,7 +69,7 @@ class FedSpeed(GradientRule, Penalty, UpdateTransform, ClientState):
     paper: ClassVar[str] = "sun2023fedspeed"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.STABLE_CLIENTS, Capability.WHOLE_UPDATES}
+        {Capability.STABLE_CLIENTS, Capability.WHOLE_UPDATES, Capability.FRESH_UPDATES}
     )
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.WHOLE_UPDATES})
     update_stage: ClassVar[Stage] = Stage.CORRECT

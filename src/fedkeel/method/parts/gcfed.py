@@ -133,6 +133,7 @@ class GlobalGC(AggregateTransform):
 
     name: ClassVar[str] = "gcfed.global"
     paper: ClassVar[str] = "gcfed2025"
+    takes_stale_updates: ClassVar[bool] = True
     aggregate_stage: ClassVar[Stage] = Stage.PROJECT
 
     def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:

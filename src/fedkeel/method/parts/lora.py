@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 
 from fedkeel.method.context import Round
+from fedkeel.method.part import Capability
 from fedkeel.method.roles import Codec, Phases
 from fedkeel.task.parameter_names import ParameterLayout
 from fedkeel.tree import State, Tree, leaf
@@ -104,6 +105,7 @@ class RoLoRA(Phases):
 
     name: ClassVar[str] = "rolora"
     paper: ClassVar[str] = "chen2025rolora"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.FRESH_UPDATES})
 
     def phases(self, layout: ParameterLayout, personal: frozenset[str]) -> Sequence[frozenset[str]]:
         """Return all but the second factor, and all but the first."""

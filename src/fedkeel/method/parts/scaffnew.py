@@ -64,7 +64,7 @@ class Scaffnew(LocalWork, GradientTransform, ClientState):
     paper: ClassVar[str] = "mishchenko2022proxskip"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.LINEAR_ACCUMULATION, Capability.STABLE_CLIENTS}
+        {Capability.LINEAR_ACCUMULATION, Capability.STABLE_CLIENTS, Capability.FRESH_UPDATES}
     )
     gradient_stage: ClassVar[Stage] = Stage.CORRECT
 

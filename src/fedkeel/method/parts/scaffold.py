@@ -47,6 +47,7 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "karimireddy2020"
+    takes_stale_updates: ClassVar[bool] = True
     server_holds_sum: ClassVar[bool] = True
     from_last_round_only: ClassVar[bool] = True
     needs_only_sum: ClassVar[bool] = True

@@ -67,6 +67,7 @@ class Addition(ServerOptimiser):
 
     name: ClassVar[str] = "addition"
     paper: ClassVar[str] = "mcmahan2017"
+    takes_stale_updates: ClassVar[bool] = True
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return nothing: addition remembers nothing."""

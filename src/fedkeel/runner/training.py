@@ -1,0 +1,97 @@
+"""Local training as a run sees it: who replies and when, what they are asked, and what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.data import batches
+from fedkeel.data.cohort import Selection
+from fedkeel.engine.base import Engine, TrainedCohort
+from fedkeel.engine.prepared import Prepared
+from fedkeel.method.context import Ints, Message
+from fedkeel.method.round_values import Server
+from fedkeel.method.server_round import raw_weights, server_message
+from fedkeel.method.survey import add_mean_answers
+from fedkeel.runner.arrivals import Arrivals
+from fedkeel.runner.attack import under_attack
+from fedkeel.runner.callbacks import CallbackList
+from fedkeel.system.asynchronous import Asynchronous
+from fedkeel.system.make import make_schedule
+from fedkeel.system.schedule import Due, Untimed
+
+
+class Training:
+    """Trains the clients whose replies are due.
+
+    Args:
+        prepared: the run.
+        callbacks: are told how far a round is.
+    """
+
+    def __init__(self, prepared: Prepared, callbacks: CallbackList) -> None:
+        self._prepared, self._callbacks = prepared, callbacks
+        self._schedule = make_schedule(prepared)
+        self._arrivals: Arrivals | None = None  # where the server does not wait
+        if isinstance(self._schedule, Asynchronous):
+            self._arrivals = Arrivals(prepared, self._schedule)
+
+    @property
+    def counts_at_once(self) -> bool:
+        """Whether clients' new state counts before the server's step."""
+        return self._arrivals is not None
+
+    @property
+    def start_seconds(self) -> float | None:
+        """Virtual time before the first round; None where no time is counted."""
+        return None if isinstance(self._schedule, Untimed) else 0.0
+
+    def due(self, round: int) -> Due:
+        """Return whose replies the server takes in its step `round`, counted from 0."""
+        return self._schedule.due(round)
+
+    def survey(self, engine: Engine, message: Message, cohort: Selection) -> Message:
+        """Return the message with the clients' mean answer to what the method asks them first."""
+        setup = self._prepared.setup
+        sizes, steps = setup.federation.sizes[cohort.clients], engine.done(cohort.clients)
+        processed = [
+            batches.count_examples(setup.training.local, int(size), int(done))
+            for size, done in zip(sizes, steps, strict=True)
+        ]
+        weights = raw_weights(self._prepared.plan.weights, sizes, np.array(processed))
+        return add_mean_answers(message, engine.survey(message, cohort.clients), weights)
+
+    def train(self, engine: Engine, server: Server, message: Message, due: Due) -> TrainedCohort:
+        """Train the clients whose replies are due, and tell the callbacks how far it is."""
+        done, count = 0, len(due.cohort.clients)
+
+        def tick(trained: int) -> None:
+            nonlocal done
+            done += trained
+            self._callbacks.on_clients_trained(done, count)
+
+        if self._arrivals is not None:
+            return self._arrivals.train(engine, server, message, due, tick)
+        replies = engine.train(message, due.cohort.clients, tick)
+        return under_attack(replies, self._prepared, message.round)
+
+    def commit(self, engine: Engine, trained: TrainedCohort, keep: Ints) -> None:
+        """Make the new state of the clients `keep` count, where it does not yet."""
+        if self._arrivals is None:
+            engine.commit(trained, keep)
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return what a checkpoint has to hold beside the server's and the clients' state."""
+        return {} if self._arrivals is None else self._arrivals.snapshot()
+
+    def restore(
+        self, arrays: Mapping[str, NDArray[Any]], server: Server, seconds: float | None
+    ) -> None:
+        """Go on from a checkpoint, at the virtual time of its last round."""
+        self._schedule.resume(server.round, seconds)
+        if self._arrivals is not None:
+            like = server_message(self._prepared.plan, server, 1.0)
+            self._arrivals.restore(arrays, like)

@@ -1,0 +1,1 @@
+"""Virtual time: how fast clients are, when they are there, and who replies when."""

@@ -1,0 +1,63 @@
+"""What does not go with a server that does not wait, or with clients that time leaves out."""
+
+from __future__ import annotations
+
+from fedkeel.config import Run
+from fedkeel.errors import ConfigError
+from fedkeel.method.compose import Plan
+
+
+def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
+    """Refuse settings that virtual time or staleness makes wrong.
+
+    Args:
+        settings: of the run.
+        plan: its method.
+        averages_buffers: whether the model has buffers that are averaged.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    system, policy = settings.system, plan.policy
+    if settings.stop.hours is not None and system is None and policy is None:
+        raise ConfigError(
+            "stop.hours needs virtual time, and this run counts none.",
+            do="add the table [system] (in Python system=fedkeel.System()), or drop stop.hours",
+        )
+    if settings.privacy is not None and system is not None and system.leaves_out:
+        raise ConfigError(
+            "A privacy budget does not go with clients that time leaves out.",
+            got="system.availability, system.enough or system.deadline_seconds",
+            why="the account counts on cohorts that are drawn from all clients alike",
+            do="drop these settings, or [privacy]",
+        )
+    if policy is None:
+        return
+    if settings.privacy is not None:
+        raise ConfigError(
+            f"A privacy budget does not go with {policy.name}.",
+            why="who replies, and how often, depends on how fast clients are, and the account "
+            "counts on cohorts that are drawn alike",
+            do=f"drop {policy.name}, or [privacy]",
+        )
+    if settings.diagnose.kinds:
+        raise ConfigError(
+            f"Diagnostics do not go with {policy.name}.",
+            got=", ".join(settings.diagnose.kinds),
+            why="they compare clients that began a round at one model",
+            do="leave out [diagnose]",
+        )
+    if settings.adversary.kind not in ("none", "label_flip"):
+        raise ConfigError(
+            f"Attacks on updates do not go with {policy.name}.",
+            got=f"adversary.kind = {settings.adversary.kind!r}",
+            why="they are made of the updates of a round, which begin at one model",
+            do="leave out [adversary]",
+        )
+    if averages_buffers and policy.updates_from_present:
+        raise ConfigError(
+            f"{policy.name} does not go with buffers that are averaged.",
+            why="it mixes parameters, and a client's running statistics would replace the server's",
+            do="use fedbuff, keep them local (model.buffers = 'local'), or replace batch "
+            "normalisation: fedkeel.replace_batch_norm(module)",
+        )

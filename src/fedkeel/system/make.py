@@ -1,0 +1,29 @@
+"""The schedule of a run: from its settings, its method and its data."""
+
+from __future__ import annotations
+
+from fedkeel import config
+from fedkeel.engine.prepared import Prepared
+from fedkeel.system.asynchronous import Asynchronous
+from fedkeel.system.schedule import Schedule, Synchronous, Timing, Untimed
+from fedkeel.system.work import client_work
+
+
+def make_schedule(prepared: Prepared) -> Schedule:
+    """Return who replies to which step of a run's server, and when.
+
+    Time is counted where the settings ask for it, and where the server does not wait: it then
+    decides who comes first. A baseline sends nothing and takes no time.
+
+    Raises:
+        FedkeelError: the settings of time cannot be used.
+    """
+    policy, seed = prepared.plan.policy, prepared.server_seed
+    settings, sizes = prepared.settings.system, prepared.setup.federation.sizes
+    if prepared.is_baseline or (settings is None and policy is None):
+        return Untimed(prepared.cohort, sizes, seed)
+    settings = settings or config.System()
+    timing = Timing.of(settings, client_work(prepared, settings), len(sizes), seed)
+    if policy is None:
+        return Synchronous(timing, prepared.cohort, sizes)
+    return Asynchronous(timing, prepared.cohort, sizes, policy.updates_per_step())

@@ -1,0 +1,192 @@
+"""Who replies to which of the server's steps, and when, in virtual time.
+
+A schedule is a pure function of settings, sizes and seed: nothing that is trained changes it. So it
+is the same for every engine and on every machine, and a run that goes on makes it again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.config import Cohort, System
+from fedkeel.data.cohort import Selection, select
+from fedkeel.data.dataset import Ints
+from fedkeel.data.partition.common import Floats
+from fedkeel.errors import RunError
+from fedkeel.rng import generator, generators
+from fedkeel.system.availability import Availability, make_availability
+from fedkeel.system.devices import Devices, jitter, make_devices
+from fedkeel.system.work import ClientWork
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Due:
+    """What the server waits for before one of its steps.
+
+    Args:
+        cohort: the clients whose updates it takes, and those that were lost or late since the step
+            before.
+        versions: [K] the rounds that were complete when each of them was sent the model.
+        seconds: virtual time at which the server makes its step; None where no time is counted.
+    """
+
+    cohort: Selection
+    versions: Ints
+    seconds: float | None = None
+
+
+class Schedule(Protocol):
+    """Says for one round after the other who replies."""
+
+    def due(self, round: int) -> Due:
+        """Return what the server waits for before its step `round`, counted from 0."""
+
+    def resume(self, round: int, seconds: float | None) -> None:
+        """Go on before step `round`, at the virtual time of the one before."""
+
+
+class Untimed:
+    """Cohorts without virtual time."""
+
+    def __init__(self, cohort: Cohort, sizes: Ints, seed: int) -> None:
+        self._cohort, self._sizes, self._seed = cohort, sizes, seed
+
+    def due(self, round: int) -> Due:
+        """Return the cohort."""
+        chosen = select(self._cohort, self._sizes, self._seed, round)
+        return Due(chosen, np.full(len(chosen.clients), round))
+
+    def resume(self, round: int, seconds: float | None) -> None:
+        """Do nothing: there is no time."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long the clients' rounds take.
+
+    Args:
+        settings: of virtual time.
+        work: what a round takes of each client.
+        devices: how fast each is.
+        availability: when each can be reached.
+        seed: seed of the run.
+    """
+
+    settings: System
+    work: ClientWork
+    devices: Devices
+    availability: Availability
+    seed: int
+
+    @classmethod
+    def of(cls, settings: System, work: ClientWork, clients: int, seed: int) -> Timing:
+        """Return the timing of a run.
+
+        Raises:
+            FedkeelError: a file that the settings name cannot be used.
+        """
+        devices = make_devices(settings, clients, seed)
+        return cls(settings, work, devices, make_availability(settings, clients, seed), seed)
+
+    def answers(self, round: int, clients: Ints) -> Floats:
+        """Return [K] seconds until clients have answered a survey; zeros without one."""
+        work = self.work.survey_seconds[clients]
+        return work * jitter(self.settings, self.seed, round, clients) / self.devices.speed[clients]
+
+    def replies(self, round: int, clients: Ints) -> Floats:
+        """Return [K] seconds from sending the model to having a client's reply."""
+        computing = self.work.seconds[clients] / self.devices.speed[clients]
+        computing = computing * jitter(self.settings, self.seed, round, clients)
+        down = self.work.down / self.devices.down[clients]
+        return np.asarray(down + computing + self.work.up / self.devices.up[clients])
+
+    def share_until_lost(self, round: int, clients: Ints) -> Floats:
+        """Return [K] the share of its round after which a client that drops out is lost."""
+        streams = generators(self.seed, "lost", round, clients.tolist())
+        return np.array([random.random() for random in streams])
+
+    def leaves(self, clients: Ints, time: float) -> Floats:
+        """Return [K] when clients that are there at a time leave."""
+        return np.array([self.availability.interval(k, time)[1] for k in clients.tolist()])
+
+    def order(self, round: int, count: int, draw: int = 0) -> Floats:
+        """Return [K] random numbers that decide who of several at the same time is first."""
+        return generator(self.seed, "arrival", round, draw).random(count)
+
+
+class Synchronous:
+    """Rounds in which the server waits: for all, for enough of them, or until a deadline."""
+
+    def __init__(self, timing: Timing, cohort: Cohort, sizes: Ints) -> None:
+        self._timing, self._cohort, self._sizes = timing, cohort, sizes
+        self._now = 0.0
+
+    def resume(self, round: int, seconds: float | None) -> None:
+        """Go on at a virtual time."""
+        self._now = seconds or 0.0
+
+    def due(self, round: int) -> Due:
+        """Return who replies in time, and when the round ends."""
+        timing, settings = self._timing, self._timing.settings
+        everybody = np.arange(len(self._sizes))
+        start = reached_at(timing.availability, everybody, self._now)
+        among = None
+        if settings.availability != "always":
+            among = timing.availability.present(everybody, start)
+        chosen = select(self._cohort, self._sizes, timing.seed, round, among=among)
+        clients = np.union1d(chosen.clients, chosen.dropped)
+        needed = math.ceil(round_off(settings.enough * len(clients)))
+        ends, is_lost = self._ends(start, round, clients, np.isin(clients, chosen.dropped))
+        deadline = math.inf if settings.deadline_seconds is None else settings.deadline_seconds
+        in_time = np.flatnonzero(~is_lost & (ends <= start + deadline))
+        order = np.lexsort((timing.order(round, len(clients))[in_time], ends[in_time]))
+        taken = in_time[order[:needed]]
+        if len(taken) == needed or deadline == math.inf:
+            last = taken if len(taken) == needed else np.arange(len(clients))
+            self._now = float(ends[last].max(initial=start))
+        else:
+            self._now = start + deadline
+        taken = np.sort(taken)
+        late = np.setdiff1d(clients, clients[taken])
+        cohort = Selection(clients[taken], late)
+        return Due(cohort, np.full(len(taken), round), self._now)
+
+    def _ends(self, start: float, round: int, clients: Ints, drops: Bools) -> tuple[Floats, Bools]:
+        """Return [K] when each replies or is lost, and whether it is lost."""
+        timing = self._timing
+        answers = timing.answers(round, clients)
+        trained = answers[~drops].max(initial=0.0)  # the server waits for all answers
+        ends = start + trained + timing.replies(round, clients)
+        if drops.any():
+            shares = timing.share_until_lost(round, clients)
+            ends = np.where(drops, start + shares * (ends - start), ends)
+        leaves = timing.leaves(clients, start)
+        return np.minimum(ends, leaves), drops | (leaves < ends)
+
+
+def round_off(value: float) -> float:
+    """Return a product without the rounding of its factors, before it is rounded up."""
+    return round(value, 9)
+
+
+def reached_at(availability: Availability, clients: Ints, time: float) -> float:
+    """Return the first time, not before `time`, at which one of the clients can be reached.
+
+    Raises:
+        RunError: nobody ever can.
+    """
+    start = availability.next_start(clients, time)
+    if start == math.inf:
+        raise RunError(
+            "No client can be reached any more.",
+            got=f"virtual time {time / 3600:.4g} h",
+            do="give clients more rows in system.trace",
+        )
+    return start
