@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import Bools, ByPart, Cohort, Ints
+from fedkeel.method.context import Bools, ByPart, Cohort, Floats, Ints
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import State, Tree
 
@@ -70,6 +70,7 @@ class Replies:
         uploads: further messages by part, tensors [K, ...]; where `summed`, of the parts that are
             `Plan.sum_only_uploads` G sums.
         summed: whether only sums of updates were kept, of the clients that are finite and count.
+        noisy: whether clients have added the noise of the reduction to these sums.
     """
 
     clients: Ints
@@ -80,6 +81,13 @@ class Replies:
     buffers: Tree
     uploads: ByPart
     summed: bool = False
+    noisy: bool = False
+
+    def updates(self, weights: Floats) -> Span:
+        """Return the updates of clients with weights [K], or the sums that were kept of them."""
+        if self.summed:
+            return Sums(self.update, weights=weights, noisy=self.noisy)
+        return Span(self.update)
 
 
 @dataclass(frozen=True)
