@@ -60,14 +60,15 @@ ALLOWED: dict[str, frozenset[str]] = {
     "privacy": LEAVES | {"config", "data", "task", "solve", "method"},
     "predict": LEAVES | {"config", "data", "task"},
     "robust": DOMAIN | {"solve"},
+    "secure": DOMAIN,
     "engine": DOMAIN | {"robust"},
     "cost": DOMAIN | {"engine"},
     "diagnose": DOMAIN | {"engine"},
     "system": DOMAIN | {"engine", "cost"},
-    "runner": DOMAIN | {"engine", "cost", "diagnose", "report", "robust", "system"},
-    "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
-    "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust"},
     "leakage": DOMAIN | {"engine", "runner", "study"},
+    "runner": DOMAIN | {"engine", "cost", "diagnose", "report", "robust", "secure", "system"},
+    "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
+    "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report", "leakage"},
 }
@@ -246,7 +247,7 @@ def test_the_apps_of_a_federation_import_each_end_when_it_is_made() -> None:
     assert not [name for name in names if str(name).startswith("fedkeel.flower")]
 
 
-PACKAGE_OF = {"PIL": "pillow", "sklearn": "scikit-learn"}
+PACKAGE_OF = {"Crypto": "pycryptodome", "PIL": "pillow", "sklearn": "scikit-learn"}
 """Name that is imported -> name that is installed, where they differ."""
 
 WITHIN = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}

@@ -25,6 +25,7 @@ from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "three_hospitals"
+SECURE = ("-s", "flower.secure_aggregation=true")
 
 
 def hospital(file: Path, seed: int) -> Path:
@@ -333,7 +334,8 @@ def test_mistakes_are_said_in_four_lines(tmp_path: Path, monkeypatch: pytest.Mon
         (["up", HOSPITALS / "experiment.toml"], "--data goes with"),
         (["up", HOSPITALS / "experiment.toml", "--data", "x.csv"], "expected 3 times --data"),
         (["up", HOSPITALS / "experiment.toml", *3 * ["--data", "x.csv"]], "no file or folder"),
-        (["export", file, "--out", "app", "-s", "flower.secure_aggregation=true"], "Secure aggr"),
+        (["export", file, "--out", "app", *SECURE, "-s", "method=fedgh"], "fedgh cannot be run"),
+        (["export", file, "--out", "app", "-s", "flower.secure_norm=1.0"], "secure_norm"),
         (["export", file, "--out", "app", "-s", "flower.quorum=0"], "flower.quorum"),
         (["export", file, "--out", "app", "-s", "method=fedavgg"], "did you mean 'fedavg'"),
         (["export", file, "--out", "app", "-s", "model.name=mpl"], "did you mean 'mlp'"),

@@ -26,8 +26,14 @@ class Flower(Settings):
             diagnostic is, where the median counts as 1 at least.
         poll_seconds: time between looks for new replies.
         message_mb: the largest message that is sent, in 10^6 bytes.
-        secure_aggregation: whether the server may see sums of updates alone. It is refused:
-            fedkeel does not use Flower's SecAgg+ yet.
+        secure_aggregation: whether the server sees sums over the nodes alone, and no single update:
+            see the guide on security for what that protects. A simulation has the same sums without
+            masks.
+        secure_minimum: smallest number of nodes in such a sum; None for more than half of the nodes
+            that are asked, which is the least in any case. With fewer the run stops, and can go on
+            later.
+        secure_norm: largest norm of a client's update in such a sum, over the whole model. The node
+            keeps back one that is longer; the norm of the sum is checked, too. None for no bound.
     """
 
     deadline_seconds: float = Field(600.0, gt=0.0)
@@ -37,6 +43,8 @@ class Flower(Settings):
     poll_seconds: float = Field(0.2, gt=0.0)
     message_mb: float = Field(1000.0, gt=0.0)
     secure_aggregation: bool = False
+    secure_minimum: int | None = Field(None, ge=2)
+    secure_norm: float | None = Field(None, gt=0.0)
 
     renamed: ClassVar[Mapping[str, str]] = {"screen": "outlier_factor"}
 
@@ -44,4 +52,8 @@ class Flower(Settings):
     def _complete(self) -> Self:
         if self.enough < self.quorum:
             raise ValueError("'enough' must be at least 'quorum'")
+        if not self.secure_aggregation:
+            for name in ("secure_minimum", "secure_norm"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"'{name}' needs secure_aggregation = true")
         return self

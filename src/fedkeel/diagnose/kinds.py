@@ -81,6 +81,12 @@ def check_federation(settings: config.Run) -> None:
         ConfigError: names the kind.
     """
     for kind in settings.diagnose.kinds:
+        if settings.flower.secure_aggregation:
+            raise ConfigError(
+                f"The diagnostics {kind!r} cannot be measured under secure aggregation.",
+                why="they compare single clients' updates, of which the server sees the sum alone",
+                do="leave it out of diagnose.kinds, or simulate the federation: fedkeel run",
+            )
         if DIAGNOSTICS[kind].trains:
             raise ConfigError(
                 f"The diagnostics {kind!r} cannot be measured in a Flower federation.",

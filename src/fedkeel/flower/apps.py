@@ -46,8 +46,10 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
 
     for register in (app.query("describe"), app.train(), app.train("survey")):
         register(handle)
-    for register in (app.evaluate(), app.evaluate("pictures")):
+    for register in (app.evaluate(), app.evaluate("pictures"), app.evaluate("personal")):
         register(handle)
+    for step in ("keys", "shares", "masked", "unmask"):  # of a secure sum
+        app.train(step)(handle)
     return app
 
 

@@ -13,8 +13,8 @@ from string import Template
 from fedkeel.config import Experiment, to_toml
 from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
-from fedkeel.flower.secure_aggregation import refuse_secure_aggregation
 from fedkeel.method.grammar import parse
+from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
 from fedkeel.task.models import builder
 from fedkeel.user_code import working_directory_first
@@ -61,10 +61,11 @@ def export(experiment: Experiment, out: Path) -> list[str]:
         RunError: the folder is not empty, or cannot be written to; or a module of the user has the
             name of the app's package.
     """
-    parse(experiment.method, weights=experiment.weights)
+    plan = parse(experiment.method, weights=experiment.weights)
+    if experiment.flower.secure_aggregation:
+        refuse_single_updates(plan)
     builder(experiment.model.name)
     is_on_nodes(experiment)
-    refuse_secure_aggregation(experiment)
     modules = user_modules(experiment)
     if PACKAGE in modules:
         raise RunError(

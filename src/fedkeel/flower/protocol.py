@@ -70,6 +70,9 @@ class Agreement(Settings):
             "buffers": prepared.setup.training.buffers,
             "parameters": {k: list(v.shape) for k, v in network.params.items()},
         }
+        if settings.flower.secure_aggregation:
+            secure = ("secure_aggregation", "secure_minimum", "secure_norm", "quorum")
+            facts["sums"] = settings.flower.model_dump(mode="json", include=set(secure))
         if prepared.attack is not None:
             facts["adversary"] = settings.adversary.model_dump(mode="json")
         experiment = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)

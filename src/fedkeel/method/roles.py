@@ -476,6 +476,14 @@ class Reduction(Part):
     for each of the K clients that are expected, and the cohort does not say who they were. It is
     also called where nobody has replied, with no updates."""
 
+    def sum_noise(self) -> float:
+        """Return the standard deviation of the noise that `reduce` adds to the sum, 0 for none.
+
+        Under secure aggregation the clients add it before the server sees the sum, and `updates`
+        are then `Sums` that are `noisy`, to which `reduce` adds no more.
+        """
+        return 0.0
+
     @abstractmethod
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the aggregate."""

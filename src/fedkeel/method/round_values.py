@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import Bools, ByPart, Cohort, Ints
+from fedkeel.method.context import Bools, ByPart, Cohort, Floats, Ints
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import State, Tree
 
@@ -71,6 +71,7 @@ class Replies:
             `Plan.sum_only_uploads` G sums.
         summed: whether only sums of updates were kept, of the clients that are finite and count.
         staleness: [K] steps of the server since each was sent the model; None where there is none.
+        noisy: whether clients have added the noise of the reduction to these sums.
     """
 
     clients: Ints
@@ -82,6 +83,13 @@ class Replies:
     uploads: ByPart
     summed: bool = False
     staleness: Ints | None = None
+    noisy: bool = False
+
+    def updates(self, weights: Floats) -> Span:
+        """Return the updates of clients with weights [K], or the sums that were kept of them."""
+        if self.summed:
+            return Sums(self.update, weights=weights, noisy=self.noisy)
+        return Span(self.update)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from fedkeel.method.context import (
     part_state,
 )
 from fedkeel.method.round_values import Replies, RoundResult, Server, TableRows
-from fedkeel.solve.span import Span, Sums
+from fedkeel.solve.span import Span
 from fedkeel.tree import Tree
 
 
@@ -120,7 +120,7 @@ def server_round(
         is_known=table_rows.is_known[order],
         staleness=np.zeros(len(order), np.int64) if staleness is None else staleness[order],
     )
-    updates = Sums(replies.update, weights=weights) if replies.summed else Span(replies.update)
+    updates = replies.updates(weights)
     rows = _select_rows(table_rows.rows, order)
     with explain_errors(f"The server's step in round {server.round + 1} failed"):
         after, rows = _aggregate(plan, server, message, replies, updates, rows, cohort, lap)

@@ -51,6 +51,7 @@ from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
 from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
+from fedkeel.secure.legality import check_secure_aggregation
 from fedkeel.system.devices import files_digest
 from fedkeel.system.legality import check_system
 from fedkeel.system.make import make_schedule
@@ -178,6 +179,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             callable(ingredients.augment),
         )
         plan = training.plan
+    if settings.flower.secure_aggregation:
+        check_secure_aggregation(settings.method, training)
     setup = TrainingSetup(
         training,
         federation,

@@ -184,9 +184,11 @@ class Sums(Span):
     Args:
         rows: G sums of some of the vectors with their weights, tensors [G, ...].
         weights: [K] the weights.
+        noisy: whether the noise of the method's reduction is in the sums already.
     """
 
     weights: Floats = field(default_factory=lambda: np.zeros(0))
+    noisy: bool = False
 
     def __len__(self) -> int:
         return len(self.weights)

@@ -19,7 +19,6 @@ from torch import Tensor
 from fedkeel import config
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.flower.export import export
 from fedkeel.flower.server import serve as server
 from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.serve import LinesWithFaults
@@ -519,21 +518,3 @@ def test_other_terms_are_refused_by_the_node(tmp_path: Path) -> None:
     row = run_on_nodes(made, grid).rows[1]
     assert row.clients == [1, 2]
     assert "another experiment" in next(iter(row.faults))
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedgh", "scaffold"])
-def test_secure_aggregation_is_refused(tmp_path: Path, method: str) -> None:
-    values = {
-        "method": method,
-        "rounds": 1,
-        "local": {"lr": 0.1, "epochs": 1},
-        "data": {"source": "digits"},
-        "partition": {"kind": "iid", "clients": 2},
-        "model": {"name": "mlp"},
-        "flower": {"secure_aggregation": True},
-    }
-    experiment = config.build(config.Experiment, values, "test")
-    with pytest.raises(RunError, match="Secure aggregation is not available") as error:
-        export(experiment, tmp_path / "app")
-    assert ("single clients' updates" in str(error.value)) == (method == "fedgh")
-    assert len(error.value.lines()) <= 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from fedkeel.flower.data_on_nodes import NODES
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
 from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.node.log import log_error, public_reason
+from fedkeel.flower.node.secure_sums import SecureSums, refuse_single_updates
 from fedkeel.flower.protocol import (
     DESCRIBE,
     EVALUATE,
@@ -51,6 +52,7 @@ from fedkeel.flower.protocol import (
     Sums,
     TrainingReply,
 )
+from fedkeel.flower.secure_protocol import KEYS, MASKED, SHARES, UNMASK, KeysRequest
 from fedkeel.flower.wire import (
     DIAGNOSTICS,
     HEADER,
@@ -63,7 +65,7 @@ from fedkeel.flower.wire import (
     unpack,
 )
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.round_values import uploaded_state
+from fedkeel.method.round_values import Reply, uploaded_state
 from fedkeel.records.files import write_text
 from fedkeel.version import __version__
 
@@ -120,7 +122,13 @@ class Node:
             return self.describe()
         handlers = {TRAIN: self.train, SURVEY: self.survey, EVALUATE: self.evaluate}
         handlers |= {PICTURES: self.count_answers, PERSONAL: self.evaluate_personal}
+        handlers |= {KEYS: self.begin_sum, MASKED: self.train_for_sum}
+        handlers |= {SHARES: self._secure_sums.share, UNMASK: self._secure_sums.unmask}
         return handlers[kind](content)
+
+    @property
+    def _secure_sums(self) -> SecureSums:
+        return SecureSums(self.prepared, self.folder)
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train the clients of a request and return their replies.
@@ -128,20 +136,56 @@ class Node:
         Raises:
             WireError: it is no request of this run, or not for this node.
         """
+        refuse_single_updates(self.prepared)
         request, message = self._read(content, self.specs.training)
-        setup = self._setup(request)
-        self._write_scale(request, setup.federation.data)
         records = RecordDict()
         results = []
-        for row, item in enumerate(request.clients):
-            try:
-                results.append(self._train_client(setup, request, item, row, message, records))
-            except FedkeelError as error:
-                log_error(self.folder, error)  # the full message stays on the node
-                results.append(ClientResult(client=item.client, status=public_reason(error)))
+        for result, sent in self._trained(request, message):
+            results.append(result)
+            if sent is None:
+                continue
+            tensors = uploaded_state(self.prepared.plan, sent)
+            records[of_client(TENSORS, result.client)] = pack(tensors)
+            diagnostics = {name: float(t) for name, t in sent.diagnostics.items()}
+            records[of_client(DIAGNOSTICS, result.client)] = MetricRecord(
+                {**diagnostics, "loss": float(sent.loss)}
+            )
         reply = TrainingReply(run=request.run, round=request.round, clients=tuple(results))
         records[HEADER] = reply.record()
         return records
+
+    def begin_sum(self, content: RecordDict) -> RecordDict:
+        """Return new public keys for a secure sum.
+
+        Raises:
+            WireError: it is no request of this run, or not for this node.
+        """
+        request = KeysRequest.read(content)
+        self._check(request)
+        return self._secure_sums.begin(request)
+
+    def train_for_sum(self, content: RecordDict) -> RecordDict:
+        """Train the clients of a request and return the masked sum of what they would send.
+
+        Raises:
+            WireError: it is no request of this run, or not for this node.
+            SecureSumError: the node has no part in this sum.
+        """
+        request, message = self._read(content, self.specs.training)
+        return self._secure_sums.masked(content, request, self._trained(request, message))
+
+    def _trained(
+        self, request: Request, message: Message
+    ) -> Iterator[tuple[ClientResult, Reply | None]]:
+        """Train the clients of a request; yield its result, and its reply if it has one."""
+        setup = self._setup(request)
+        self._write_scale(request, setup.federation.data)
+        for row, item in enumerate(request.clients):
+            try:
+                yield self._train_client(setup, request, item, row, message)
+            except FedkeelError as error:
+                log_error(self.folder, error)  # the full message stays on the node
+                yield ClientResult(client=item.client, status=public_reason(error)), None
 
     def _train_client(
         self,
@@ -150,14 +194,13 @@ class Node:
         item: ClientRequest,
         row: int,
         message: Message,
-        records: RecordDict,
-    ) -> ClientResult:
-        """Train one client of a request and add its tensors to the records."""
+    ) -> tuple[ClientResult, Reply | None]:
+        """Train one client of a request."""
         storage = ClientStorage(self.folder, request.run, item.client)
         storage.remove_unneeded(item.state_round, item.checkpoint_round)
         client_state, status = self._load_state(item, storage)
         if status == LOST:
-            return ClientResult(client=item.client, status=LOST)
+            return ClientResult(client=item.client, status=LOST), None
         job = ClientJob(row, item.client, item.steps_done)
         if self.guard is not None:
             setup = self.guard.admit(setup, request, item)
@@ -172,18 +215,14 @@ class Node:
         digest = ""
         if self.specs.client_state:
             digest = storage.store(request.round + 1, reply.client_state)
-        records[of_client(TENSORS, item.client)] = pack(uploaded_state(self.prepared.plan, reply))
-        diagnostics = {name: float(t) for name, t in reply.diagnostics.items()}
-        records[of_client(DIAGNOSTICS, item.client)] = MetricRecord(
-            {**diagnostics, "loss": float(reply.loss)}
-        )
-        return ClientResult(
+        done = ClientResult(
             client=item.client,
             status=status,
             steps=result.steps,
             examples=result.examples,
             state_digest=digest,
         )
+        return done, reply
 
     def _load_state(self, item: ClientRequest, storage: ClientStorage) -> tuple[ByPart | None, str]:
         """Return a client's state, None where it starts anew, and its status."""
@@ -375,6 +414,16 @@ class Node:
             WireError: it is for another experiment, model, data or client, or has other tensors.
         """
         request = Request.read(content)
+        self._check(request)
+        tensors = unpack(content, TENSORS, specs)
+        return request, message_from_state(tensors, request.round, request.lr)
+
+    def _check(self, request: Request) -> None:
+        """Refuse a request that this node cannot carry out.
+
+        Raises:
+            WireError: it is for another experiment, model, data or client.
+        """
         if request.agreement.experiment != self.agreement.experiment:
             raise WireError(
                 "The server runs another experiment than this node.",
@@ -403,8 +452,6 @@ class Node:
                 got=min(others),
                 expected=f"one of {sorted(self.clients)[:8]}",
             )
-        tensors = unpack(content, TENSORS, specs)
-        return request, message_from_state(tensors, request.round, request.lr)
 
 
 def _forms(values: Values) -> dict[str, Form]:

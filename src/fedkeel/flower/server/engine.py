@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,6 +53,7 @@ from fedkeel.flower.protocol import (
     NodeDescription,
     Request,
 )
+from fedkeel.flower.secure_protocol import MASKED, SECURE
 from fedkeel.flower.server.connection import NodeConnection, NodeReply
 from fedkeel.flower.server.membership import Membership, pack_descriptions
 from fedkeel.flower.server.outliers import (
@@ -67,6 +68,7 @@ from fedkeel.flower.server.replies import (
     read_counts,
     read_states,
 )
+from fedkeel.flower.server.secure_round import SECURE_SUM, SecureRound
 from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecord
 from fedkeel.flower.wire import HEADER, TENSORS, WireError, of_client, pack, unpack
 from fedkeel.method.context import ByPart, Ints, Message
@@ -122,7 +124,8 @@ class NodeClients(KeepsClientStates):
         self._new_digests: dict[int, str] = {}  # of a round that is not committed yet
         self.reasons: list[str] = []  # nodes train one client after the other, as was asked for
         self._round = 0
-        self._traffic = TrafficRecord([*needs.down, *needs.up])
+        secure = [SECURE_SUM] if self._settings.secure_aggregation else []
+        self._traffic = TrafficRecord([*needs.down, *needs.up, *secure])
 
     # --- training --------------------------------------------------------------------------------
 
@@ -133,12 +136,14 @@ class NodeClients(KeepsClientStates):
             TrainingError: fewer than the quorum replied before the deadline.
         """
         jobs = {job.client: job for job in self.clients.begin_round(clients)}
-        enough = smallest_count(self._settings.enough, len(clients))
-        received: dict[int, LocalResult] = {}
         self._new_digests = {}
-        lost: list[int] = []
         self._traffic.begin_round(message.round)
         self._record_node_faults()
+        if self._settings.secure_aggregation and jobs:
+            return self._train_for_sum(message, jobs, tick)
+        enough = smallest_count(self._settings.enough, len(clients))
+        received: dict[int, LocalResult] = {}
+        lost: list[int] = []
         asking = self._ask(
             TRAIN, message, jobs, received, is_enough=lambda: len(received) >= enough
         )
@@ -156,6 +161,41 @@ class NodeClients(KeepsClientStates):
         self._round = message.round
         return replace(trained, remote=self._traffic.account(lost))
 
+    def _train_for_sum(
+        self, message: Message, jobs: Mapping[int, ClientJob], tick: ReportProgress
+    ) -> TrainedCohort:
+        """Train clients whose updates nobody sees but in a sum.
+
+        Raises:
+            TrainingError: too few of them, or of their nodes, replied before a deadline.
+        """
+        requests = self._requests(message, jobs)
+        connected = [client for item in requests.values() for client in item.client_ids]
+        self._record_absent(jobs, connected, 0.0, "")
+        secure = SecureRound(
+            self._prepared, self._connection, self._traffic, self._reader, requests
+        )
+        collector = secure.begin()
+        further = secure.sum_requests(collector, list(jobs.values()))
+        sent = {node: requests[node] for node in further}
+        enough = smallest_count(self._settings.enough, len(jobs))
+        replies = self._send(
+            MASKED, message, sent, jobs, secure.replied, "", lambda: len(secure.trained) >= enough,
+            {node: {SECURE: header.record()} for node, header in further.items()},
+        )  # fmt: skip
+        for reply, request in replies:
+            before = len(secure.trained)
+            secure.receive(reply, request, collector)
+            tick(len(secure.trained) - before)
+        self._check_quorum(message, len(jobs), len({*secure.trained, *secure.lost}))
+        if secure.is_lost(collector):
+            trained = self._buffers.gather(np.zeros(0, dtype=np.int64))
+        else:
+            trained = secure.finish(collector)
+        self._new_digests = {k: item.state_digest for k, item in secure.trained.items()}
+        self._round = message.round
+        return replace(trained, remote=self._traffic.account(secure.lost))
+
     def _ask(
         self,
         kind: str,
@@ -169,10 +209,27 @@ class NodeClients(KeepsClientStates):
 
         At the end the clients that are absent from `replied` get a fault.
         """
-        requests = self._requests(message, jobs)
+        return self._send(
+            kind, message, self._requests(message, jobs), jobs, replied, stage, is_enough
+        )
+
+    def _send(
+        self,
+        kind: str,
+        message: Message,
+        requests: Mapping[int, Request],
+        jobs: Iterable[int],
+        replied: Collection[int],
+        stage: str,
+        is_enough: Callable[[], bool],
+        further: Mapping[int, Mapping[str, ConfigRecord]] | None = None,
+    ) -> Iterator[tuple[NodeReply, Request]]:
+        """Send a message with its requests, and with further records for each node; see `_ask`."""
         tensors = pack(message_state(message))
         contents = {
-            node: RecordDict({HEADER: request.record(), TENSORS: tensors})
+            node: RecordDict(
+                {HEADER: request.record(), TENSORS: tensors, **(further or {}).get(node, {})}
+            )
             for node, request in requests.items()
         }
         model: dict[str, State] = {"params": dict(message.params), "buffers": dict(message.buffers)}

@@ -115,17 +115,9 @@ class ReplyReader:
         Raises:
             WireError: it reports other work than was asked for, or cannot be decoded.
         """
-        setup, diagnostics = self.prepared.setup, self.specs.diagnostics
+        diagnostics = self.specs.diagnostics
         values = numbers(content, of_client(DIAGNOSTICS, request.client), {*diagnostics, "loss"})
-        size = int(setup.federation.sizes[request.client])
-        expected = batches.count_examples(setup.training.local, size, request.steps_done)
-        if result.examples != expected or not 0 < result.steps <= result.examples:
-            raise WireError(
-                "A reply counts other work than was asked for.",
-                got=f"{result.steps} steps, {result.examples} examples",
-            )
-        if self.specs.client_state and not re.fullmatch("[0-9a-f]{16}", result.state_digest):
-            raise WireError("A reply's digest is not one.")
+        self.check_counts(request, result)
         update, loss = self._update(state), torch.tensor(values["loss"], dtype=torch.float64)
         reply = Reply(
             update=update,
@@ -140,6 +132,23 @@ class ReplyReader:
             },
         )
         return LocalResult(reply, result.steps, result.examples)
+
+    def check_counts(self, request: ClientRequest, result: ClientResult) -> None:
+        """Refuse a result that counts other work than was asked for.
+
+        Raises:
+            WireError: it does.
+        """
+        setup = self.prepared.setup
+        size = int(setup.federation.sizes[request.client])
+        expected = batches.count_examples(setup.training.local, size, request.steps_done)
+        if result.examples != expected or not 0 < result.steps <= result.examples:
+            raise WireError(
+                "A reply counts other work than was asked for.",
+                got=f"{result.steps} steps, {result.examples} examples",
+            )
+        if self.specs.client_state and not re.fullmatch("[0-9a-f]{16}", result.state_digest):
+            raise WireError("A reply's digest is not one.")
 
     def _update(self, state: State) -> Tree:
         """Return the update of a reply, decoded where it was encoded."""

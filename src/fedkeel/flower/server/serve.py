@@ -17,7 +17,6 @@ from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.protocol import Agreement, NodeDescription
-from fedkeel.flower.secure_aggregation import refuse_secure_aggregation
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.membership import ClientData, Membership, unpack_descriptions
@@ -33,6 +32,7 @@ from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
+from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
@@ -112,11 +112,12 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     Raises:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
-    refuse_secure_aggregation(experiment)
     check_federation(experiment)
     refuse_on_nodes(experiment.adversary)
     settings = experiment.flower
-    parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
+    plan = parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
+    if settings.secure_aggregation:
+        refuse_single_updates(plan)
     builder(experiment.model.name)
     check_settings(options.out, experiment)
     connection = NodeConnection(grid, settings)

@@ -48,7 +48,15 @@ class TrafficRecord:
 
     def add_received(self, part: str, state: Mapping[str, State]) -> None:
         """Count tensors that a client has sent."""
-        self.up[part] = self.up.get(part, 0) + nbytes(dict(state))
+        self.add_received_bytes(part, nbytes(dict(state)))
+
+    def add_received_bytes(self, part: str, count: int) -> None:
+        """Count bytes that a node has sent."""
+        self.up[part] = self.up.get(part, 0) + count
+
+    def add_sent_bytes(self, part: str, count: int) -> None:
+        """Count bytes that were sent to a node."""
+        self.down[part] = self.down.get(part, 0) + count
 
     def add_fault(self, reason: str, clients: Iterable[int], stage: str = "") -> None:
         """Record what went wrong for which clients; in training, or in another stage.

@@ -42,7 +42,8 @@ def noisy_mean(updates: Span, cohort: Cohort, deviation: float) -> Tree:
     """Return the sum of the updates with Gaussian noise, over the expected number of clients.
 
     Args:
-        updates: the clipped updates, whose weights are equal; there may be none.
+        updates: the clipped updates, whose weights are equal; there may be none. Where their sum is
+            noisy already, none is added.
         cohort: the clients.
         deviation: standard deviation of the noise on the sum.
     """
@@ -51,6 +52,8 @@ def noisy_mean(updates: Span, cohort: Cohort, deviation: float) -> Tree:
     else:
         total = updates.sum(np.ones(len(updates)))
     random, count = cohort.rng(), cohort.population.per_round
+    if isinstance(updates, Sums) and updates.noisy:
+        deviation = 0.0
     mean: Tree = {}
     for name, value in total.items():
         noise = torch.from_numpy(random.standard_normal((1, *value.shape)))[0]
@@ -106,9 +109,13 @@ class ClientDP(UpdateTransform, Reduction):
         """Return the update, shortened where it is too long."""
         return clipped(update, self.norm)
 
+    def sum_noise(self) -> float:
+        """Return the deviation of the noise on the sum."""
+        return self.sigma * self.norm
+
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the noisy mean over the expected number of clients."""
-        return noisy_mean(updates, cohort, self.sigma * self.norm)
+        return noisy_mean(updates, cohort, self.sum_noise())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""Which methods can be run where the server sees sums alone, and why others are refused."""
+
+from __future__ import annotations
+
+from fedkeel.errors import CompositionError
+from fedkeel.method.compose import Plan
+from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.part import Capability
+from fedkeel.records.baselines import BASELINES
+
+ADAPTIVE_NOISE = "dpquantile"
+"""The part that adds noise to a second sum, its count, at the server alone."""
+
+Refusal = tuple[str, str]
+"""(the part, the reason)"""
+
+
+def refusal(plan: Plan) -> Refusal | None:
+    """Return which part of a method cannot be run where the server sees sums alone, and why.
+
+    >>> import fedkeel
+    >>> refusal(fedkeel.parse("scaffold"))
+    >>> refusal(fedkeel.parse("fedgh"))
+    ('fedgh', "needs single clients' updates at the server")
+    """
+    for part in plan.parts:
+        if Capability.PER_CLIENT_UPDATES in part.needs:
+            return part.name, f"needs {Capability.PER_CLIENT_UPDATES.value}"
+    single = (
+        (plan.tables, "remembers single clients' updates at the server"),
+        (plan.cohort_transforms, "changes single clients' updates at the server"),
+        (plan.surveys, "asks each client for an answer before training, which is sent as it is"),
+        ([plan.codec] if plan.codec else [], "sends updates in a form that cannot be added up"),
+    )
+    for parts, reason in single:
+        for part in parts:
+            return part.name, reason
+    for part in plan.uploads:
+        if not part.needs_only_sum:
+            return part.name, "sends a further message, and uses that of each client by itself"
+        if part.name == ADAPTIVE_NOISE:
+            return part.name, "adds noise to a count at the server; dpclient has none there"
+    if not plan.needs_only_update_sum:
+        return plan.expression, "may use more than the sum of the updates at the server"
+    return None
+
+
+def check_secure_aggregation(expression: str, training: LocalTraining) -> None:
+    """Refuse a run that cannot do with sums.
+
+    Args:
+        expression: the method, or a baseline, which sums nothing at a server.
+        training: what clients do.
+
+    Raises:
+        CompositionError: names the part and the reason.
+    """
+    if expression in BASELINES:  # which no federation of nodes runs
+        return
+    refuse_single_updates(training.plan)
+    shared = training.network.buffers if training.buffers == "average" else {}
+    whole = [name for name, tensor in shared.items() if not tensor.is_floating_point()]
+    if whole:
+        raise CompositionError(
+            "Averaged buffers of whole numbers cannot be in a secure sum.",
+            got=whole[0],
+            why="the server takes the largest of each, which no sum tells",
+            do="set model.buffers = 'local', or use fedkeel.replace_batch_norm(module)",
+        )
+
+
+def refuse_single_updates(plan: Plan) -> None:
+    """Refuse a method that cannot do with sums.
+
+    Raises:
+        CompositionError: names the part and the reason.
+    """
+    found = refusal(plan)
+    if found is not None:
+        part, reason = found
+        raise CompositionError(
+            f"{part} cannot be run with secure aggregation.",
+            got=plan.expression,
+            why=f"it {reason}",
+            do="set flower.secure_aggregation = false, or choose a method that needs sums alone: "
+            "docs/methods/legality.md lists them",
+        )

@@ -1,0 +1,228 @@
+"""Rounds whose updates the server sees in a sum alone: the sum, drop-outs, bounds and noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+
+import fedkeel as fk
+from fedkeel import config
+from fedkeel.engine.prepared import Prepared
+from fedkeel.errors import TrainingError
+from fedkeel.records.folder import RunFolder
+from fedkeel.runner.result import Result
+from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
+from toys import MARK, NaN, Net, federation, prepared
+
+QUICK = config.Flower(deadline_seconds=0.3, poll_seconds=0.01, quorum=0.5)
+CLIENTS = 5
+
+
+def run(method: str, secure: bool = True, **more: object) -> Prepared:
+    """A run of five clients."""
+    flower = {k: more.pop(k) for k in ("secure_minimum", "secure_norm", "quorum") if k in more}
+    values = {"dtype": "float64", "clients": federation(CLIENTS), "per_round": CLIENTS, **more}
+    made = prepared(method, **values)  # type: ignore[arg-type]
+    quick = QUICK.model_copy(update={"secure_aggregation": secure, **flower})
+    return replace(made, settings=made.settings.model_copy(update={"flower": quick}))
+
+
+def node_of(client: int) -> int:
+    return 10**9 + 7 * client
+
+
+def silent(kinds: Collection[str]) -> Callable[[str, RecordDict], RecordDict | None]:
+    """A node that does not reply to messages of these kinds."""
+    return lambda kind, reply: None if kind in kinds else reply
+
+
+def on_nodes(
+    made: Prepared, root: Path, drops: dict[int, str] | None = None, out: Path | None = None
+) -> Result:
+    """Run it on a node for each client, of which some do not reply to messages of one kind."""
+    grid = InProcessGrid(make_nodes(made, root, nodes=CLIENTS))
+    for client, kind in (drops or {}).items():
+        grid.edits[node_of(client)] = silent([kind])
+    return run_on_nodes(made, grid, out)
+
+
+def difference(a: Result, b: Result, start: Prepared) -> float:
+    """How far the models are apart, relative to how far the second has moved."""
+    pairs = [(a.params[k] - b.params[k], b.params[k] - start.server.params[k]) for k in a.params]
+    norms = [sum(float(t.square().sum()) for t in part) for part in zip(*pairs, strict=True)]
+    return math.sqrt(norms[0] / norms[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "drops"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {1: "train.masked"}),
+        ("fedavg", {0: "train.shares", 3: "train.masked"}),
+        ("scaffold", {}),
+        ("scaffold", {2: "train.keys", 4: "train.unmask"}),
+        ("fedexp", {1: "train.masked", 2: "train.masked"}),
+    ],
+)
+def test_a_secure_sum_is_the_plain_one(tmp_path: Path, method: str, drops: dict[int, str]) -> None:
+    """Clients that drop out before their vector is sent are as those that do not reply at all."""
+    made, plain = run(method, rounds=2), run(method, secure=False, rounds=2)
+    gone = {client: "train" for client, kind in drops.items() if kind != "train.unmask"}
+    got = on_nodes(made, tmp_path / "secure", drops)
+    expected = on_nodes(plain, tmp_path / "plain", gone)
+    assert difference(got, expected, made) < 1e-9
+    for row, other in zip(got.rows[1:], expected.rows[1:], strict=True):
+        assert row.clients == other.clients == sorted(set(range(CLIENTS)) - set(gone))
+        assert row.examples == other.examples
+        assert row.train_loss == pytest.approx(other.train_loss, rel=1e-9)
+        assert set(row.diagnostics) == set(other.diagnostics)
+        assert row.bytes_up["model"] == other.bytes_up["model"]  # 8 bytes for each number
+    reasons = {reason for row in got.rows for reason in row.faults}
+    assert len(reasons) == bool(gone)  # enough others helped to unmask the sum
+
+
+def test_float32_keeps_its_precision(tmp_path: Path) -> None:
+    made = run("fedavg", dtype="float32")
+    expected = on_nodes(run("fedavg", secure=False, dtype="float32"), tmp_path / "plain")
+    assert difference(on_nodes(made, tmp_path / "secure"), expected, made) < 1e-4 / 50
+
+
+def test_the_server_receives_nothing_of_a_single_client(tmp_path: Path) -> None:
+    """Of two runs on the same data the vectors differ in every number; sums and headers do not."""
+    made, seen = run("fedavg", rounds=1), []
+    for name in "ab":
+        grid = InProcessGrid(make_nodes(made, tmp_path / name, nodes=CLIENTS))
+
+        def keep(kind: str, reply: RecordDict) -> RecordDict:
+            if kind.startswith("train"):
+                seen.append((kind, reply))
+            return reply
+
+        grid.edits = dict.fromkeys(grid.nodes, keep)
+        run_on_nodes(made, grid)
+    assert {kind for kind, _ in seen} == {
+        f"train.{k}" for k in ("keys", "shares", "masked", "unmask")
+    }
+    vectors = [reply["tensors"]["vector"].numpy() for kind, reply in seen if kind == "train.masked"]
+    assert len(vectors) == 2 * CLIENTS
+    for one, other in zip(vectors[:CLIENTS], vectors[CLIENTS:], strict=True):
+        assert (one != other).all()
+        assert abs(np.corrcoef(one.astype(float), other.astype(float))[0, 1]) < 0.5
+    assert not [name for _, reply in seen for name in reply if name.startswith("diagnostics")]
+    assert list(tmp_path.rglob("secure-sum.json")) == []  # no secret outlives the sum
+
+
+@pytest.mark.parametrize(
+    ("drops", "step"),
+    [
+        ({0: "train.keys", 1: "train.keys", 2: "train.shares"}, "2 of 5 nodes"),
+        ({0: "train.masked", 1: "train.masked", 2: "train.masked"}, "2 of 5"),
+        ({0: "train.unmask", 1: "train.unmask", 2: "train.unmask"}, "2"),
+    ],
+)
+def test_too_few_end_the_run_which_can_go_on(
+    tmp_path: Path, drops: dict[int, str], step: str
+) -> None:
+    made = run("scaffold", rounds=2, quorum=0.2)
+    with pytest.raises(TrainingError, match="secure sum") as error:
+        on_nodes(made, tmp_path, drops, tmp_path / "run")
+    assert step in str(error.value.got)
+    assert len(error.value.lines()) <= 4
+    nodes = InProcessGrid(make_nodes(made, tmp_path, nodes=CLIENTS))
+    rest = run_on_nodes(made, nodes, tmp_path / "run", resume=True)
+    whole = on_nodes(run("scaffold", secure=False, rounds=2), tmp_path / "plain")
+    assert difference(rest, whole, made) < 1e-9
+    assert RunFolder(tmp_path / "run").read_run().status == "finished"
+
+
+def test_the_noise_of_a_budget_is_in_the_sum_before_the_server_sees_it(tmp_path: Path) -> None:
+    """Measured on the model of one round: 5 shares of noise for 3, so sqrt(5/3) of the deviation.
+
+    With two drop-outs it is the calibrated one, and the server adds none of its own.
+    """
+    privacy = fk.Privacy(epsilon=8.0, delta=1e-3, clip=1e-3)
+    more = {"rounds": 1, "privacy": privacy, "cohort": fk.Cohort(clients=CLIENTS)}
+    made = run("fedavg", quorum=0.6, model=partial(Net, width=400), **more)
+    deviation = made.plan.reduction.sum_noise() / CLIENTS
+    assert deviation > 0.0
+    for drops, present in (({}, 5), ({0: "train.masked", 2: "train.masked"}, 3)):
+        result = on_nodes(made, tmp_path / str(present), drops)
+        moved = torch.cat([(v - made.server.params[k]).flatten() for k, v in result.params.items()])
+        expected = deviation * math.sqrt(present / 3)
+        measured = float(moved.std())  # the clipped updates are 1e-3 / sqrt(n) at most
+        assert len(moved) > 3000
+        assert measured == pytest.approx(expected, rel=0.05)
+        assert result.rows[1].epsilon == pytest.approx(8.0, rel=0.05)
+    again = on_nodes(made, tmp_path / "again")
+    assert all((again.params[k] != result.params[k]).all() for k in again.params)
+    with pytest.raises(TrainingError, match=r"too few|quorum"):
+        on_nodes(made, tmp_path / "few", dict.fromkeys((0, 1, 2), "train.masked"))
+
+
+def test_more_nodes_can_be_asked_for(tmp_path: Path) -> None:
+    made = run("fedavg", secure_minimum=5, rounds=1)
+    assert on_nodes(made, tmp_path).rows[-1].clients == [0, 1, 2, 3, 4]
+    with pytest.raises(TrainingError, match="too few nodes"):
+        on_nodes(made, tmp_path, {1: "train.masked"})
+
+
+def test_nodes_with_several_clients_send_one_vector(tmp_path: Path) -> None:
+    made = run("scaffold")
+    grid = InProcessGrid(make_nodes(made, tmp_path / "secure", nodes=2))
+    got = run_on_nodes(made, grid)
+    expected = on_nodes(run("scaffold", secure=False), tmp_path / "plain")
+    assert difference(got, expected, made) < 1e-9
+    up = [row.bytes_up["model"] for row in got.rows[1:]]
+    assert up == [row.bytes_up["model"] * 2 // CLIENTS for row in expected.rows[1:]]
+
+
+def test_a_client_without_finite_numbers_is_kept_out_by_its_node(tmp_path: Path) -> None:
+    made = run("fedavg", model=NaN, clients=federation(CLIENTS, marked=1))
+    assert MARK in made.setup.federation.data.x[:, 0]
+    for row in on_nodes(made, tmp_path).rows[1:]:
+        assert row.clients == [0, 2, 3, 4]
+        assert row.faults == {"failed: made NaN or infinity, and sent nothing": [1]}
+
+
+def test_a_client_with_a_long_update_is_kept_out_by_its_node(tmp_path: Path) -> None:
+    plain = run("fedavg", secure=False, rounds=1)
+    norms: list[float] = []
+    grid = InProcessGrid(make_nodes(plain, tmp_path / "plain", nodes=CLIENTS))
+
+    def measure(kind: str, reply: RecordDict) -> RecordDict:
+        if kind == "train":
+            record = next(reply[name] for name in reply if name.startswith("tensors"))
+            squares = [np.square(a.numpy()).sum() for k, a in record.items() if "update" in k]
+            norms.append(math.sqrt(sum(squares)))
+        return reply
+
+    grid.edits = dict.fromkeys(grid.nodes, measure)
+    run_on_nodes(plain, grid)
+    bound = sorted(norms)[-2] * 1.0001
+    row = on_nodes(run("fedavg", secure_norm=bound, rounds=1), tmp_path).rows[1]
+    assert row.clients == [k for k in range(CLIENTS) if norms[k] <= bound]
+    assert "secure_norm" in next(iter(row.faults))
+
+
+def test_one_loss_begins_a_method_anew(tmp_path: Path) -> None:
+    made = run("scaffold", rounds=3)
+    grid = InProcessGrid(make_nodes(made, tmp_path, nodes=CLIENTS))
+
+    def forget(kind: str, reply: RecordDict) -> RecordDict:
+        if kind == "train.unmask":
+            for file in tmp_path.rglob("client-00000001/*"):
+                file.unlink()
+        return reply
+
+    grid.edits[node_of(4)] = forget
+    rows = run_on_nodes(made, grid).rows[1:]
+    assert [row.clients for row in rows][:2] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
+    assert rows[1].faults == {"lost its client state; the method begins anew": [1]}
