@@ -275,8 +275,12 @@ def _with_test(made: Federation, data: Dataset, test: Dataset) -> Federation:
 def _ids(client_ids: ArrayLike | None, n: int) -> NDArray[Any]:
     """Return [N] ids of one type that can be sorted, none of them missing."""
     check_in_memory(client_ids, "The client ids")
-    is_plain = isinstance(client_ids, np.ndarray) and not isinstance(client_ids, np.ma.MaskedArray)
-    if is_plain and client_ids.shape == (n,) and client_ids.dtype.kind in "iu":
+    if (
+        isinstance(client_ids, np.ndarray)
+        and not isinstance(client_ids, np.ma.MaskedArray)
+        and client_ids.shape == (n,)
+        and client_ids.dtype.kind in "iu"
+    ):
         return client_ids  # whole numbers of one type, and none of them can be missing
     ids = np.asarray(client_ids, dtype=object)
     if isinstance(client_ids, np.ma.MaskedArray):
