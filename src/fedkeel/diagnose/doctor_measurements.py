@@ -1,4 +1,4 @@
-"""What the doctor has measured, of the data and in a short pilot. Rules read nothing else."""
+"""What the doctor has measured, of the data and in a short pilot. Findings read nothing else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ LABELS_DIFFER, LABELS_DIFFER_MUCH = 0.15, 0.45
 
 INPUTS_DIFFER = 0.5
 """Distance of mean inputs beyond chance, in deviations, from which inputs count as different."""
-
-FEW = 0.5
-"""Share of the clients in a round below which participation counts as partial."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +101,6 @@ class Measurements:
         return 0.0 if self.labels is None else self.labels.beyond_chance
 
     @property
-    def target_skew(self) -> float:
-        """Share of the targets' variance between clients; 0 where they are no quantities."""
-        return 0.0 if self.targets is None else self.targets.between
-
-    @property
     def input_skew(self) -> float:
         """How much inputs differ beyond labels, 0 to 1: of what a classifier could know, its share.
 
@@ -123,11 +115,6 @@ class Measurements:
     def participation(self) -> float:
         """Share of the clients in a round."""
         return self.per_round / self.clients
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether fewer than half of the clients take part in a round."""
-        return self.participation < FEW
 
     @property
     def conflict(self) -> float:
@@ -145,16 +132,3 @@ class Measurements:
         before = self.diagnostics.get("forgetting.loss_before", math.nan)
         increase = self.diagnostics.get("forgetting.increase", math.nan)
         return increase / before if before else math.nan
-
-    @property
-    def rise(self) -> float:
-        """Gain of FedAvg's score from the middle of the pilot to its end; 0 where not known."""
-        if len(self.curve) < 4:
-            return 0.0
-        half = len(self.curve) // 2
-        return self.score.sign * (self.curve[-1] - self.curve[half])
-
-    @property
-    def unevenness(self) -> float:
-        """Largest over smallest number of local steps."""
-        return self.steps[1] / max(self.steps[0], 1)
