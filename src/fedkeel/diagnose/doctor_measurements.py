@@ -41,7 +41,6 @@ class Measurements:
         all_clients: FedAvg with all clients in each round.
         equal_weights: FedAvg with equal client weights.
         kept_norm: FedBN, each client's model on its own examples.
-        curve: FedAvg's score after each round.
         diagnostics: of FedAvg, mean over the diagnosed rounds, by ``kind.name``.
         steps: smallest and largest number of local steps of a client in a round.
     """
@@ -66,7 +65,6 @@ class Measurements:
     all_clients: float | None = None
     equal_weights: float | None = None
     kept_norm: float | None = None
-    curve: tuple[float, ...] = ()
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[int, int] = (1, 1)
 

@@ -203,7 +203,6 @@ def _of_pilot(results: PilotResults, lr: float, examples: int) -> dict[str, Any]
         "all_clients": results.value("fedavg, all clients"),
         "equal_weights": results.value("fedavg, equal weights"),
         "kept_norm": results.value("fedbn"),
-        "curve": () if diagnosed is None else diagnosed.curve,
         "diagnostics": results.diagnostics,
     }
 
