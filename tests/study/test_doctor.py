@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +16,17 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.config import load
+from fedkeel.diagnose.doctor_candidates import FOR_ONE_MODEL, candidates, reason_against
+from fedkeel.diagnose.doctor_findings import findings
+from fedkeel.diagnose.doctor_measurements import Measurements
 from fedkeel.errors import DataError
-from fedkeel.records.doctor import DoctorRecord
+from fedkeel.records.doctor import DoctorRecord, Finding
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.doctor_page import render_doctor_page
 from fedkeel.runner.prepare import gather
-from fedkeel.study.doctor import examine, measure_data
+from fedkeel.runner.progress import ProgressDisplay
+from fedkeel.study.doctor import examine
+from fedkeel.study.doctor_data import measure_data
 from fedkeel.study.tune import tune
 
 RANDOM = np.random.default_rng(0)
@@ -41,59 +51,62 @@ def plain() -> nn.Module:
 
 
 def ask(data: dict[str, tuple[np.ndarray, np.ndarray]], **settings: object) -> DoctorRecord:
-    model = settings.pop(
-        "model", lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
-    )
-    buffers = settings.pop("buffers", "refuse")
+    model, buffers = settings.pop("model", plain), settings.pop("buffers", "refuse")
     federation = fk.from_clients(data, test=data, classes=4)
     local = settings.pop("local", fk.Local(lr=0.1, epochs=1, batch_size=10))
     return fk.doctor(
         task=fk.Task(model, buffers=buffers),
         clients=federation,
-        rounds=4,
+        rounds=2,
         local=local,
         engine=SEQUENTIAL,
         **settings,
     )
 
 
-def levels(record: DoctorRecord) -> dict[str, str]:
-    return {finding.key: finding.level for finding in record.findings}
+def measured(data: dict[str, tuple[np.ndarray, np.ndarray]]) -> Measurements:
+    return measure_data(fk.from_clients(data, classes=4), 0)
+
+
+def levels(found: Sequence[Finding]) -> dict[str, str]:
+    return {finding.key: finding.level for finding in found}
 
 
 ALL = [[0, 1, 2, 3]] * 4
 
 
 def test_nothing_is_said_of_clients_that_are_alike() -> None:
-    federation = fk.from_clients(clients([80] * 4, ALL), classes=4)
-    measured = measure_data(federation, 0)
-    assert measured.label_skew == 0.0
-    assert measured.input_skew < 0.2
-    assert measured.sizes.gini == 0.0
+    of_data = measured(clients([80] * 4, ALL))
+    assert of_data.label_skew == 0.0
+    assert of_data.input_skew < 0.2
+    assert of_data.sizes.gini == 0.0
 
 
 def test_one_class_at_each_client_is_label_skew() -> None:
-    record = ask(clients([40] * 4, [[0], [1], [2], [3]]))
-    found = record.finding("labels")
-    assert found is not None
-    assert found.level == "problem"
-    assert found.numbers["total_variation"] == pytest.approx(0.75)
-    assert levels(record)["inputs"] == "fine"  # other labels alone are no other inputs
-    assert levels(record)["sizes"] == "fine"
-    assert record.histogram == ((40, 0, 0, 0), (0, 40, 0, 0), (0, 0, 40, 0), (0, 0, 0, 40))
+    of_data = measured(clients([40] * 4, [[0], [1], [2], [3]]))
+    assert of_data.labels is not None
+    assert of_data.labels.variation == pytest.approx(0.75)
+    found = levels(findings(of_data))
+    assert found["labels"] == "problem"
+    assert found["inputs"] == "fine"  # other labels alone are no other inputs
+    assert found["sizes"] == "fine"
 
 
 def test_unequal_sizes_are_quantity_skew() -> None:
-    record = ask(clients([8, 8, 8, 200], ALL))
-    found = record.finding("sizes")
-    assert found is not None
-    assert found.level == "problem"
-    assert found.numbers["ratio"] == 25.0
-    assert found.numbers["fewest_steps"] == 1.0  # ceil(8 / 10), and ceil(200 / 10)
-    assert found.numbers["most_steps"] == 20.0
-    assert levels(record)["labels"] == "fine"
-    assert "weights" in levels(record)
-    assert "fednova" not in [advice.method for advice in record.excluded]
+    of_data = measured(clients([8, 8, 8, 200], ALL))
+    assert of_data.sizes.ratio == 25.0
+    found = levels(findings(of_data))
+    assert found["sizes"] == "problem"
+    assert found["labels"] == "fine"
+
+
+def test_a_method_is_left_out_only_where_it_cannot_help() -> None:
+    alike = replace(measured(clients([40] * 4, ALL)), steps=(4, 4))
+    assert "4 local steps, where it is FedAvg exactly" in reason_against("fednova", alike)
+    assert reason_against("fednova", replace(alike, steps=(1, 20))) == ""
+    assert "no batch normalisation" in reason_against("fedbn+finetune", alike)
+    assert reason_against("fedbn", replace(alike, has_batch_norm=True)) == ""
+    assert {reason_against(c.method, alike) for c in FOR_ONE_MODEL if c.method != "fednova"} == {""}
 
 
 def test_other_inputs_with_batch_normalisation_ask_for_personal_normalisation() -> None:
@@ -107,16 +120,22 @@ def test_other_inputs_with_batch_normalisation_ask_for_personal_normalisation() 
         model=model,
         buffers="local",
         evaluation=fk.Evaluation(model="personal"),
+        methods=["fedavg", "fedbn", "fedprox+nonsense"],
     )
-    assert levels(record)["inputs"] == "problem"
-    assert levels(record)["labels"] == "fine"
+    found = levels(record.findings)
+    assert found["inputs"] == "problem"
+    assert found["labels"] == "fine"
     assert "fedbn" in [run.method for run in record.pilot]
-    assert {"fedbn", "fedbn+finetune"} & set(record.methods)
-    assert record.excluded == ()
+    assert set(record.methods) == {"fedavg", "fedbn"}
+    assert [advice.method for advice in record.excluded] == ["fedprox+nonsense"]
 
 
 def test_a_learning_rate_that_is_too_large_is_named() -> None:
-    record = ask(clients([40] * 4, ALL), local=fk.Local(lr=20.0, epochs=1, batch_size=10))
+    record = ask(
+        clients([40] * 4, ALL),
+        local=fk.Local(lr=20.0, epochs=1, batch_size=10),
+        methods=["fedavg"],
+    )
     found = record.finding("rate")
     assert found is not None
     assert found.level == "problem"
@@ -150,23 +169,89 @@ trials = 1
 """
 
 
-def test_the_file_runs_and_a_second_call_says_the_same(tmp_path: Path) -> None:
+class Begun(ProgressDisplay):
+    """Counts what is planned, and the runs that are begun."""
+
+    def __init__(self) -> None:
+        self.planned, self.begun, self.expected = 0, 0, ""
+
+    def plan(self, runs: int, rounds: int, expected: str = "") -> None:
+        self.planned, self.expected = runs, expected
+
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
+        self.begun += done < rounds
+
+
+METHODS = ("fedavg", "fedgh", "fedgc", "scaffold", "fedexp", "fedprox(mu=0.1)")
+
+
+def load_plain(run: Path) -> dict[str, Any]:
+    return tomllib.loads((run / "config.toml").read_text())
+
+
+def score_by_hand(run: Path) -> float:
+    """The mean accuracy over the second half of a run's rounds."""
+    rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    last = [row["test"]["accuracy"] for row in rows if row["round"] > rows[-1]["round"] / 2]
+    return sum(last) / len(last)
+
+
+def test_the_best_trials_are_advised_and_the_file_runs(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(FILE)
     experiment = load(tmp_path / "small.toml")
-    parts = gather(experiment)
-    record = examine(experiment, parts, out=tmp_path / "pilot")
-    again = examine(experiment, parts)  # in memory, so every run is made again
-    assert json.dumps(record.to_json()) == json.dumps(again.to_json())
+    parts, display = gather(experiment), Begun()
+    record = examine(experiment, parts, None, tmp_path / "pilot", display, methods=METHODS)
+    assert 0 < display.begun <= display.planned
+    assert display.expected.startswith("about ")
+
+    tried = [*record.advised, *record.not_advised]
+    assert sorted(advice.method for advice in tried) == sorted(METHODS)
+    assert record.reference is not None
+    assert {advice.trial.rounds for advice in record.advised} == {3}  # all rounds
+    assert record.reference.rounds == 3
+    lengths = [advice.trial.rounds for advice in tried]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths.count(2) == 1  # half of the rounds, and not better than five others
+    longest = [advice.trial.score for advice in tried if advice.trial.rounds == 3]
+    assert longest == sorted(longest, reverse=True)
+    best = record.advised[0].trial
+    runs = [
+        folder
+        for folder in (tmp_path / "pilot").iterdir()
+        if (settings := load_plain(folder))["method"] == best.tuned
+        and settings["rounds"] == 3
+        and settings["local"]["lr"] == best.lr
+    ]
+    assert [score_by_hand(run) for run in runs] == [pytest.approx(best.score)]
+
+    again = Begun()
+    second = examine(experiment, parts, None, tmp_path / "pilot", again, methods=METHODS)
+    assert json.dumps(record.to_json()) == json.dumps(second.to_json())
+    assert again.begun == 0  # finished runs are read
     page = render_doctor_page(record)
-    assert all(advice.method in page for advice in record.advised)
+    assert all(advice.trial.tuned in page for advice in tried)
 
     (tmp_path / "advised.toml").write_text(record.experiment)
     advised = load(tmp_path / "advised.toml")
     assert advised.compare.methods == record.methods
+    assert advised.local.lr == record.finding("rate").numbers["best"]
     assert len(set(record.methods)) == 3
     result = tune(advised, gather(advised), record.methods, advised.tune, tmp_path / "tune")
     assert [row.method for row in result.rows] == list(record.methods)
     assert all(row.value is not None for row in result.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["global", "personal"])
+def test_every_usual_method_can_be_tried(model: str) -> None:
+    evaluation = fk.Evaluation(model=model)
+    record = ask(clients([40, 20, 40, 60], ALL), evaluation=evaluation)
+    usual = {candidate.method for candidate in candidates(model == "personal")}
+    tried = {advice.method for advice in (*record.advised, *record.not_advised)}
+    left_out = {advice.method for advice in record.excluded}
+    assert tried | left_out == usual
+    assert left_out == ({"fedbn", "fedbn+finetune"} if model == "personal" else set())
+    assert len(record.advised) == 3
 
 
 def test_clients_without_examples_to_hold_out_are_refused() -> None:

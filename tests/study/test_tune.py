@@ -72,7 +72,7 @@ class Counts(ProgressDisplay):
         self.planned, self.begun, self.rounds, self.reused = 0, 0, 0, 0
         self._stop_at = stop_at
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, expected: str = "") -> None:
         self.planned += runs
 
     def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
@@ -203,6 +203,22 @@ def test_validation_is_on_examples_that_nobody_trains_on(tmp_path: Path, metric:
     assert found.validation_examples == len(federation().hold_out(0.2, 0).holdout_rows)
     for value, run in zip(trial.values, trial.runs, strict=True):
         assert value == pytest.approx(by_hand(tmp_path / run, metric), abs=1e-12)
+
+
+@pytest.mark.parametrize(("method", "model"), [("fedper", "auto"), ("finetune", "personal")])
+def test_personal_models_are_judged_by_their_own_scores(
+    tmp_path: Path, method: str, model: str
+) -> None:
+    """As in a run without validation in which each client's held-out examples are its own."""
+    judged = config.Evaluation(model=model)
+    space = Space(space={"local.lr": (0.1,)}, metric="last_mean")
+    found = tuned(tmp_path, [method], space, evaluation=judged)
+    divided = federation().hold_out(0.2, 0)
+    parts = Ingredients(fk.Task(Net), lambda _: divided, held(), "toy")
+    alone = config.Local(lr=0.1, epochs=1, batch_size=4)
+    result = start(prepare(settings(method=method, evaluation=judged, local=alone), parts))
+    expected = np.mean([row.test["accuracy"] for row in result.rows[1:]])
+    assert found.trials[0].value == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_test_set_has_no_say_in_it(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ def doctor(
     preset: str = PRESET,
     settings: list[str] = SET,
     rounds: int = typer.Option(None, "--rounds", min=1, help="Rounds of a trial; 20 else."),
+    methods: str = typer.Option(
+        None, "--methods", help="Methods that are tried, separated by commas; all that suit else."
+    ),
     jobs: int = typer.Option(1, "--jobs", min=1, help="Runs at a time."),
     out: Path = typer.Option(None, "--out", help="Folder of the runs; runs/NAME-doctor else."),
     as_json: bool = JSON,
@@ -43,6 +46,7 @@ def doctor(
     from rich.console import Console
 
     from fedkeel.cli.experiment import read_experiment
+    from fedkeel.method.grammar import split_expressions
     from fedkeel.records.files import write_text
     from fedkeel.report.doctor_page import write_doctor_page
     from fedkeel.report.doctor_text import terminal_page
@@ -53,11 +57,12 @@ def doctor(
     experiment = read_experiment(path, preset, settings)
     out = Path("runs") / f"{experiment.name}-doctor" if out is None else out
     console = stderr()
+    chosen = None if methods is None else split_expressions(methods)
     ingredients = gather(experiment)
     try:
         with progress_display(console, quiet) as display:
             follow = WithoutScores(display)
-            record = examine(experiment, ingredients, rounds, out, follow, jobs)
+            record = examine(experiment, ingredients, rounds, out, follow, jobs, chosen)
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None

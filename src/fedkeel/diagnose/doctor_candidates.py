@@ -48,6 +48,10 @@ def _nothing(m: Measurements) -> str:
     return "the reference"
 
 
+def _wanted(m: Measurements) -> str:
+    return "tried because it is in the list of methods"
+
+
 def _drift(m: Measurements) -> str:
     return f"corrects drift: {_share(m.conflict)} of pairs of updates conflict, {_skew(m)}"
 
@@ -131,9 +135,21 @@ FOR_PERSONAL_MODELS = (
 )
 
 
-def candidates(judges_personal: bool) -> tuple[Candidate, ...]:
-    """Return what may be tried for one model, or for the clients' personal models."""
-    return FOR_PERSONAL_MODELS if judges_personal else FOR_ONE_MODEL
+def candidates(
+    judges_personal: bool, methods: Sequence[str] | None = None
+) -> tuple[Candidate, ...]:
+    """Return what may be tried for one model, or for the clients' personal models.
+
+    Args:
+        judges_personal: whether personal models are judged.
+        methods: expressions in place of the usual ones; of those that are none of these, the
+            learning rate alone is searched.
+    """
+    usual = FOR_PERSONAL_MODELS if judges_personal else FOR_ONE_MODEL
+    if methods is None:
+        return usual
+    known = {candidate.method: candidate for candidate in (*FOR_ONE_MODEL, *FOR_PERSONAL_MODELS)}
+    return tuple(known.get(method, Candidate(method, _wanted)) for method in methods)
 
 
 def reason_against(method: str, m: Measurements) -> str:

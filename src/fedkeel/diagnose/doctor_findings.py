@@ -1,4 +1,4 @@
-"""What the measurements say, one finding for each question. Methods are in `doctor_rules`."""
+"""What the measurements say, one finding for each question. Methods are in `doctor_candidates`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor has measured, of the data and in a short pilot. Rules read nothing else."""
+"""What the doctor has measured, of the data and in a short pilot. Findings read nothing else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ LABELS_DIFFER, LABELS_DIFFER_MUCH = 0.15, 0.45
 
 INPUTS_DIFFER = 0.5
 """Distance of mean inputs beyond chance, in deviations, from which inputs count as different."""
-
-FEW = 0.5
-"""Share of the clients in a round below which participation counts as partial."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class Measurements:
         all_clients: FedAvg with all clients in each round.
         equal_weights: FedAvg with equal client weights.
         kept_norm: FedBN, each client's model on its own examples.
-        curve: FedAvg's score after each round.
         diagnostics: of FedAvg, mean over the diagnosed rounds, by ``kind.name``.
         steps: smallest and largest number of local steps of a client in a round.
     """
@@ -69,7 +65,6 @@ class Measurements:
     all_clients: float | None = None
     equal_weights: float | None = None
     kept_norm: float | None = None
-    curve: tuple[float, ...] = ()
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[int, int] = (1, 1)
 
@@ -104,11 +99,6 @@ class Measurements:
         return 0.0 if self.labels is None else self.labels.beyond_chance
 
     @property
-    def target_skew(self) -> float:
-        """Share of the targets' variance between clients; 0 where they are no quantities."""
-        return 0.0 if self.targets is None else self.targets.between
-
-    @property
     def input_skew(self) -> float:
         """How much inputs differ beyond labels, 0 to 1: of what a classifier could know, its share.
 
@@ -123,11 +113,6 @@ class Measurements:
     def participation(self) -> float:
         """Share of the clients in a round."""
         return self.per_round / self.clients
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether fewer than half of the clients take part in a round."""
-        return self.participation < FEW
 
     @property
     def conflict(self) -> float:
@@ -145,16 +130,3 @@ class Measurements:
         before = self.diagnostics.get("forgetting.loss_before", math.nan)
         increase = self.diagnostics.get("forgetting.increase", math.nan)
         return increase / before if before else math.nan
-
-    @property
-    def rise(self) -> float:
-        """Gain of FedAvg's score from the middle of the pilot to its end; 0 where not known."""
-        if len(self.curve) < 4:
-            return 0.0
-        half = len(self.curve) // 2
-        return self.score.sign * (self.curve[-1] - self.curve[half])
-
-    @property
-    def unevenness(self) -> float:
-        """Largest over smallest number of local steps."""
-        return self.steps[1] / max(self.steps[0], 1)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
@@ -19,8 +15,6 @@ from fedkeel.cost.work import run_work
 from fedkeel.data.augment import Transform
 from fedkeel.data.batches import count_steps
 from fedkeel.data.federation import Federation
-from fedkeel.data.read.scaling import Moments
-from fedkeel.data.values import tensors_of
 from fedkeel.diagnose.doctor_candidates import (
     Candidate,
     candidates,
@@ -29,16 +23,9 @@ from fedkeel.diagnose.doctor_candidates import (
 )
 from fedkeel.diagnose.doctor_findings import findings
 from fedkeel.diagnose.doctor_measurements import Measurements
-from fedkeel.diagnose.heterogeneity import (
-    MomentSkew,
-    label_skew,
-    moment_skew,
-    size_skew,
-    tell_clients_apart,
-)
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.turns import one_at_a_time
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import ConfigError, FedkeelError
 from fedkeel.records.doctor import Advice, DoctorRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.report.formatting import format_duration
@@ -52,6 +39,7 @@ from fedkeel.study.arguments import (
     run_settings,
 )
 from fedkeel.study.compare import create_folder
+from fedkeel.study.doctor_data import histogram_of, measure_data
 from fedkeel.study.doctor_pilot import DIAGNOSED, Pilot, PilotResults
 from fedkeel.study.doctor_runs import ShortRuns, for_rounds, held_out, short_settings
 from fedkeel.study.doctor_trials import REFERENCE, Stage, Trials, stages
@@ -67,9 +55,6 @@ ADVISED = 3
 START_SECONDS = 1.0
 """Seconds of a run beside its rounds: preparing, compiling and writing it."""
 
-MOST_TOKENS = 10_000
-"""Most distinct tokens that are counted as columns."""
-
 
 def examine(
     settings: RunSettings,
@@ -78,6 +63,7 @@ def examine(
     out: Path | None = None,
     display: ProgressDisplay | None = None,
     jobs: int = 1,
+    methods: Sequence[str] | None = None,
 ) -> DoctorRecord:
     """Examine a federation, try the methods that can run, and say which three are worth tuning.
 
@@ -88,18 +74,20 @@ def examine(
         out: folder of the runs, from which finished ones are read; None keeps none.
         display: shows the progress.
         jobs: runs at a time, each in a process of one thread; a single job runs in this process.
+        methods: expressions that are tried in place of the usual ones.
 
     Raises:
         DataError: the examples are on nodes, or too few to hold any out.
+        ConfigError: none of the methods can run.
         TrainingError: FedAvg diverged at every learning rate.
         KeyboardInterrupt: after the round at hand; the same call goes on there.
     """
     display = display or ProgressDisplay()
     if out is None:
         with tempfile.TemporaryDirectory() as folder:
-            return _examine(settings, ingredients, rounds, Path(folder), display, jobs)
+            return _examine(settings, ingredients, rounds, Path(folder), display, jobs, methods)
     create_folder(out)
-    return _examine(settings, ingredients, rounds, out, display, jobs)
+    return _examine(settings, ingredients, rounds, out, display, jobs, methods)
 
 
 def _examine(
@@ -109,6 +97,7 @@ def _examine(
     out: Path,
     display: ProgressDisplay,
     jobs: int,
+    methods: Sequence[str] | None,
 ) -> DoctorRecord:
     display.prepare()
     parts, length = held_out(settings, ingredients), min(rounds or ROUNDS, settings.rounds)
@@ -123,17 +112,18 @@ def _examine(
         lr=settings.local.lr,
         steps=_steps(settings, data),
     )
-    tried, excluded, prepared = _candidates(short, parts, measured)
+    offered = candidates(is_personal, methods)
+    tried, excluded, prepared = _candidates(offered, short, parts, measured)
     pilot = Pilot(short, max(1, math.ceil(length / 2)), first)
     runs = ShortRuns(parts, out, jobs, display, [first, *prepared])
     _plan(display, pilot, stages(tried, length), first, jobs)
     results = pilot.make(runs)
     measured = replace(measured, **_of_pilot(results, settings.local.lr, len(parts.test)))
     trials = Trials(short, tried, measured.best_lr, length, results.score).make(runs)
-    aims = {candidate.method: candidate.aim(measured) for candidate in tried}
-    advice = [Advice(trial.method, aims[trial.method], trial) for trial in trials]
+    by_method = {candidate.method: candidate for candidate in tried}
+    advice = [Advice(t.method, by_method[t.method].aim(measured), t) for t in trials]
     advised = [one for one in advice if one.trial is not None and one.trial.score is not None]
-    chosen = {one.method for one in advised[:ADVISED]}
+    chosen = [one.method for one in advised[:ADVISED]]
     federation = ingredients.clients(settings.seed)
     return DoctorRecord(
         name=settings.name,
@@ -153,18 +143,18 @@ def _examine(
         client_names=tuple(map(str, federation.names)),
         label_names=federation.data.label_names,
         sizes=tuple(federation.sizes.tolist()),
-        histogram=tuple(map(tuple, _histogram(federation).tolist())),
+        histogram=tuple(map(tuple, histogram_of(federation).tolist())),
         input_distances=() if measured.inputs is None else measured.inputs.of_clients,
-        experiment=_experiment(settings, measured, [c for c in tried if c.method in chosen]),
+        experiment=_experiment(settings, measured, [by_method[method] for method in chosen]),
     )
 
 
 def _candidates(
-    short: RunSettings, parts: Ingredients, measured: Measurements
+    offered: Sequence[Candidate], short: RunSettings, parts: Ingredients, measured: Measurements
 ) -> tuple[list[Candidate], tuple[Advice, ...], list[Prepared]]:
     """Return what is tried, what is not and why, and the runs of the former as prepared."""
     tried, excluded, prepared = [], [], []
-    for candidate in candidates(measured.judges_personal):
+    for candidate in offered:
         reason = reason_against(candidate.method, measured)
         if not reason:
             try:
@@ -176,6 +166,9 @@ def _candidates(
             excluded.append(Advice(candidate.method, reason))
         else:
             tried.append(candidate)
+    if not tried:
+        reasons = "; ".join(f"{one.method}: {one.reason}" for one in excluded)
+        raise ConfigError("None of the methods can run here.", got=reasons)
     return tried, tuple(excluded), prepared
 
 
@@ -188,72 +181,6 @@ def _plan(
     seconds = runs * START_SECONDS + rounds * run_work(first).round_seconds
     expected = format_duration(max(seconds / jobs, 1.0))
     display.plan(runs, rounds, f"about {expected}; --rounds bounds it")
-
-
-def measure_data(federation: Federation, seed: int) -> Measurements:
-    """Return what the data alone say; the numbers of a pilot are empty."""
-    data, sizes = federation.data, federation.sizes
-    filled = np.flatnonzero(sizes)
-    rows = [federation.client(int(k)) for k in filled]
-    histogram = _histogram(federation)
-    targets = _columns(data.y) if not data.has_labels and not histogram.size else None
-    inputs = _columns(data.x)
-    labels = data.labels[federation.rows] if data.has_labels else None
-    return Measurements(
-        clients=len(federation),
-        per_round=len(federation),
-        sizes=size_skew(sizes),
-        lr=1.0,
-        scores_by_lr={1.0: None},
-        has_labels=data.has_labels,
-        labels=label_skew(histogram) if histogram.size else None,
-        targets=_skew(targets, rows),
-        inputs=_skew(inputs, rows),
-        separability=None
-        if inputs is None
-        else tell_clients_apart(
-            inputs[torch.from_numpy(federation.rows)].numpy(),
-            federation.client_of_row(),
-            labels,
-            seed,
-        ),
-    )
-
-
-def _skew(columns: Tensor | None, rows: list[NDArray[np.int64]]) -> MomentSkew | None:
-    if columns is None:
-        return None
-    moments = [Moments.of(columns[torch.from_numpy(of_client)]) for of_client in rows]
-    return moment_skew(moments, [len(of_client) for of_client in rows])
-
-
-def _histogram(federation: Federation) -> NDArray[np.int64]:
-    """Return [C, Y] labels, or target tokens, by client; [C, 0] where targets are quantities."""
-    if federation.data.has_labels:
-        return federation.histogram()
-    y = federation.data.y
-    if not isinstance(y, Tensor) or y.is_floating_point() or int(y.max()) >= MOST_TOKENS:
-        return np.zeros((len(federation), 0), dtype=np.int64)
-    tokens = y.numpy()
-    width = int(tokens.max()) + 1
-    clients = range(len(federation))
-    return np.stack(
-        [np.bincount(tokens[federation.client(k)].ravel(), minlength=width) for k in clients]
-    )
-
-
-def _columns(values: Any) -> Tensor | None:  # noqa: ANN401 - a tensor, or several by name
-    """Return [N, F] float64: the numbers of each example, of tokens the share of each."""
-    columns = []
-    for tensor in tensors_of(values):
-        flat = tensor.reshape(len(tensor), -1)
-        if flat.is_floating_point():
-            columns.append(flat.double())
-        elif int(flat.max()) < MOST_TOKENS:
-            counts = torch.zeros(len(flat), int(flat.max()) + 1, dtype=torch.float64)
-            ones = torch.ones(flat.shape, dtype=torch.float64)
-            columns.append(counts.scatter_add_(1, flat, ones) / flat.shape[1])
-    return torch.cat(columns, dim=1) if columns else None
 
 
 def _steps(settings: RunSettings, federation: Federation) -> tuple[int, int]:
@@ -276,7 +203,6 @@ def _of_pilot(results: PilotResults, lr: float, examples: int) -> dict[str, Any]
         "all_clients": results.value("fedavg, all clients"),
         "equal_weights": results.value("fedavg, equal weights"),
         "kept_norm": results.value("fedbn"),
-        "curve": () if diagnosed is None else diagnosed.curve,
         "diagnostics": results.diagnostics,
     }
 
@@ -328,6 +254,7 @@ def doctor(
     cohort: config.Cohort | None = None,
     out: str | Path | None = None,
     jobs: int = 1,
+    methods: Sequence[str] | None = None,
     progress: bool | None = None,
     augment: Transform | None = None,
 ) -> DoctorRecord:
@@ -350,6 +277,7 @@ def doctor(
         cohort: as in `run`.
         out: folder of the runs, from which finished ones are read; None keeps none.
         jobs: runs at a time, each in a process of one thread.
+        methods: expressions that are tried in place of the usual ones.
         progress: as in `run`.
         augment: as in `run`.
 
@@ -376,4 +304,4 @@ def doctor(
         interruptible(display),
         one_at_a_time(display.waiting),
     ):
-        return examine(settings, ingredients, trial_rounds, folder, display, jobs)
+        return examine(settings, ingredients, trial_rounds, folder, display, jobs, methods)

@@ -1,10 +1,11 @@
 """The doctor's trials: every method that can run gets short runs, and the better half longer ones.
 
-This is successive halving (Jamieson and Talwalkar, AISTATS 2016) over methods, with one seed: each
-method is tried at a grid of a few points for a quarter of the rounds, the better half of the
-methods at their two best points for half of them, and the best five, again at two points, for all.
-FedAvg goes through all three, so that others can be compared with it. The paper halves single
-configurations; here a method keeps two, so that no method is lost by its worst ones.
+This is successive halving (Jamieson and Talwalkar, AISTATS 2016) in two stages, over methods, with
+one seed: each method is tried at a grid of a few points for half of the rounds, and the better half
+of the methods, again at their two best points, for all. FedAvg goes through both, so that others
+can be compared with it. The paper halves single configurations; here a method keeps two, so that
+it is not lost by its worst ones. Shorter first runs would favour methods that start fast: a
+server's momentum takes some rounds to build up.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from fedkeel.study.search_space import Point, search_axes, settings_at
 
 REFERENCE = "fedavg"
 
-PARTS = (4, 2, 1)
+PARTS = (2, 1)
 """A stage's runs have this part of the rounds."""
 
 POINTS = 2
-"""Points of a method in the stages after the first."""
+"""Points of a method in the second stage."""
 
-FINALISTS = 5
-"""Methods of the last stage."""
+FEWEST = 5
+"""Methods of the second stage, at least."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ def stages(candidates: Sequence[Candidate], rounds: int) -> list[Stage]:
     """
     axes = [search_axes(c.method, search_space([c], 1.0, Space())) for c in candidates]
     grid = sum(math.prod(axis.size or 1 for axis in of_method) for of_method in axes)
-    half = max(math.ceil(len(candidates) / 2), FINALISTS)
-    counts = [len(candidates), min(half, len(candidates)), min(FINALISTS, len(candidates))]
+    half = max(math.ceil(len(candidates) / 2), min(FEWEST, len(candidates)))
     lengths = [max(1, math.ceil(rounds / part)) for part in PARTS]
-    runs = [grid, *(POINTS * (count + 1) for count in counts[1:])]
-    return [Stage(*stage) for stage in zip(lengths, counts, runs, strict=True)]
+    is_extra = half < len(candidates)  # FedAvg, where it is not of the better half
+    runs = [grid, POINTS * (half + is_extra)]
+    return [Stage(*stage) for stage in zip(lengths, (len(candidates), half), runs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Trials:
     def make(self, runs: ShortRuns) -> tuple[Trial, ...]:
         """Return the best trial of each method, the best method first.
 
-        A method that went on to a later stage is before one that did not.
+        A method that went on to the second stage is before one that did not.
 
         Raises:
             KeyboardInterrupt: after the round at hand; the same call goes on there.
