@@ -12,7 +12,7 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.config import build
-from fedkeel.errors import ConfigError
+from fedkeel.errors import ConfigError, RunError
 from fedkeel.leakage import examine as module
 from fedkeel.records.audit import AuditRecord
 from fedkeel.report.audit_page import render_audit_page
@@ -92,6 +92,11 @@ def test_baselines_and_rounds_beyond_the_run_are_refused(digits: Arrays) -> None
         ask(digits, method="local")
     with pytest.raises(ConfigError, match="not one of the run's"):
         ask(digits, attack={"round": 5})
+    with pytest.raises(ConfigError, match="does not wait"):
+        ask(digits, method="fedasync")
+    privacy = fk.Privacy(epsilon=1.0, delta=1e-3, unit="client")
+    with pytest.raises(RunError, match="ended before the round"):
+        ask(digits, method="dpclient(sigma=4.0)", privacy=privacy, attack={"round": 4})
     with pytest.raises(ConfigError, match="attacks"):
         build(fk.Audit, {"attacks": "dgl"}, "audit")
 

@@ -43,14 +43,12 @@ def audit(
     writes a page with originals and reconstructions. Attacks that were made are used again: run the
     same command to continue.
     """
-    import json
-
     from rich.console import Console
 
     from fedkeel import config
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.leakage.examine import examine
-    from fedkeel.records.files import write_text
+    from fedkeel.records.audit import write_audit
     from fedkeel.report.audit_page import write_audit_page
     from fedkeel.report.audit_text import terminal_page
     from fedkeel.runner.prepare import gather
@@ -77,12 +75,10 @@ def audit(
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
-    values = record.to_json()
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "audit.json", json.dumps(values, indent=1, allow_nan=False) + "\n")
+    write_audit(record, out)
     page = page_written(lambda: write_audit_page(record, out / "audit.html"))
     if as_json:
-        document(values)
+        document(record.to_json())
     else:
         Console().print(terminal_page(record))
     say(console, f"page    {page}")

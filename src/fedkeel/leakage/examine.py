@@ -51,7 +51,8 @@ def examine(
         display: shows the progress.
 
     Raises:
-        ConfigError: the method sends nothing, or the round is not one of the run's.
+        ConfigError: the method sends nothing, its server does not wait, or the run has no such
+            round.
         DataError: the examples are on nodes.
         TrainingError: training cannot go on.
         KeyboardInterrupt: after the attack at hand; the same call goes on there.
@@ -59,6 +60,12 @@ def examine(
     display = display or ProgressDisplay()
     display.prepare()
     prepared = prepare(_settings(run, settings), _checked(run, ingredients, settings))
+    if prepared.plan.policy is not None:
+        raise ConfigError(
+            f"{run.method!r} is not audited: its server does not wait.",
+            why="a step of it takes updates of models of several rounds",
+            do="audit the method without it, whose clients send the same",
+        )
     kept = _Kept(out, prepared)
     with interrupts(display.stopping) as stop:
         follow = display.follow("run")

@@ -14,12 +14,14 @@ from fedkeel.engine.base import ReportProgress, TrainedCohort
 from fedkeel.engine.client_inputs import batch_plans
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.sequential import Sequential
+from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.local_loop import local_path_length
 from fedkeel.method.round_values import Replies
 from fedkeel.method.server_round import raw_weights
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.task.network import Network
 from fedkeel.tree import Tree
@@ -175,13 +177,14 @@ def overhear(prepared: Prepared, round: int, callbacks: Sequence[Callback] = ())
 
     Raises:
         TrainingError: training cannot go on.
+        RunError: the run ends before the round, such as one whose privacy budget is spent.
         KeyboardInterrupt: the run was interrupted before the round.
     """
     engine = _Recorder(prepared, round)
     last = _LastRound(round)
-    start(prepared, None, callbacks=[last, *callbacks], engine=engine)
+    result = start(prepared, None, callbacks=[last, *callbacks], engine=engine)
     if engine.message is None or engine.trained is None or last.record is None:
-        raise KeyboardInterrupt
+        raise _ended_before(result, round)
     return Overheard(
         prepared,
         engine.message,
@@ -249,5 +252,17 @@ def overhear_model(prepared: Prepared, round: int) -> tuple[Tree, Tree]:
     last = _LastRound(round)
     result = start(prepared, None, callbacks=[last])
     if last.record is None:
-        raise KeyboardInterrupt
+        raise _ended_before(result, round)
     return last.params, result.buffers
+
+
+def _ended_before(result: Result, round: int) -> BaseException:
+    """Return what to raise where a run ended before the round that is attacked."""
+    if result.record.status == "interrupted":
+        return KeyboardInterrupt()
+    return RunError(
+        "The run ended before the round that is attacked.",
+        got=result.record.message or f"{result.rows[-1].round} rounds",
+        expected=f"round {round}",
+        do="attack an earlier round: --round, or fedkeel.Audit(round=...)",
+    )

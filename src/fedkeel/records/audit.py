@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Self
+
+from fedkeel.errors import RunError
+from fedkeel.records.files import write_text
+
+AUDIT = "audit.json"
+"""File in the folder of an audit with all that was found."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,36 @@ class AuditRecord:
         """Return plain values, with None for what is not a finite number."""
         values: dict[str, Any] = _plain(asdict(self))
         return values
+
+
+def write_audit(record: AuditRecord, folder: Path) -> None:
+    """Write what an audit found into a folder, which is made where it is not there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
+    write_text(folder / AUDIT, text)
+
+
+def read_audit(folder: Path) -> AuditRecord:
+    """Return what an audit wrote into a folder.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        values = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
+        results = tuple(map(AttackResult.from_json, values.pop("results")))
+        skipped = tuple(Skipped(**item) for item in values.pop("skipped"))
+        return AuditRecord(**values, results=results, skipped=skipped)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{folder / AUDIT} cannot be read.",
+            got=error,
+            do="delete its folder and make the audit again",
+        ) from None
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any plain value

@@ -28,7 +28,7 @@ HEADS = (
 _PUBLISHED_HEADS = ("published", "difference", "gain published", "same sign")
 """Heads that need a published number."""
 
-_DIGITS = {"%": 2, "points": 2, "rounds": 0, "MB": 1, "models": 1, "": 3}
+_DIGITS = {"%": 2, "points": 2, "rounds": 0, "MB": 1, "models": 1, "dB": 1, "": 3}
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ def metric_text(metric: Metric) -> str:
     >>> metric_text(Metric(kind="rounds_to", target=0.95))
     'rounds to 95 % accuracy'
     """
+    if metric.attack is not None:
+        return f"PSNR of what the attack {metric.attack} brings back, dB"
     if metric.diagnostic is not None:
         return f"mean of {metric.diagnostic} over rounds"
     score = MetricInfo(metric.score).label

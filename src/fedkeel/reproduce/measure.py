@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
+from fedkeel.config.audit import AttackName
+from fedkeel.records.audit import read_audit
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import mean_of_last
@@ -43,6 +46,11 @@ def metric_value(
         steps = fluctuation(rows, score)
         return None if steps is None else getattr(steps, metric.kind.rpartition("_")[2])
     return _until_target(metric, score, rows, reference)
+
+
+def audited_value(attack: AttackName, folder: Path) -> float | None:
+    """Return the mean PSNR in dB of what an attack brought back; None where it did not apply."""
+    return read_audit(folder).mean(attack, "psnr")
 
 
 def _diagnosed(diagnostic: str, rows: Sequence[RoundRecord]) -> float | None:

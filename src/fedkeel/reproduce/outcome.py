@@ -12,7 +12,7 @@ from fedkeel.records.paired import PairedDifference, paired_difference
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
 from fedkeel.records.statistics import SeedValues, Stat
-from fedkeel.reproduce.measure import metric_value
+from fedkeel.reproduce.measure import audited_value, metric_value
 from fedkeel.reproduce.plan import CellKey, TableRun
 from fedkeel.reproduce.table import Column, Metric, Published, Row, Table
 
@@ -191,6 +191,9 @@ class _Results:
         references = self.finished(metric.reference, column) if metric.reference else {}
         for seed, run in self.finished(row, column).items():
             if metric.reference and seed not in references:
+                continue
+            if metric.attack is not None:
+                values[seed] = audited_value(metric.attack, run.audit_folder)
                 continue
             reference = self.read(references[seed])[1] if metric.reference else None
             values[seed] = metric_value(metric, self.read(run)[1], reference)

@@ -78,6 +78,7 @@ class TableRun:
         experiment: all its settings.
         folder: its run folder, which depends on the settings alone.
         absent: data sets that it needs and that are not on this machine.
+        audit: the attack on its messages; None where the table shows none.
     """
 
     row: Row
@@ -86,6 +87,12 @@ class TableRun:
     experiment: config.Experiment
     folder: Path
     absent: tuple[str, ...]
+    audit: config.Audit | None = None
+
+    @property
+    def audit_folder(self) -> Path:
+        """The folder of what the attack finds, beside the run's."""
+        return self.folder.with_name(f"{self.folder.name}-audit")
 
     @property
     def key(self) -> CellKey:
@@ -136,8 +143,9 @@ def _runs(table: Table, request: TableRequest) -> Iterator[TableRun]:
             sources = experiment.data.sources
             if sources not in absent:
                 absent[sources] = tuple(name for name in sources if not _is_here(name))
-            folder = request.out / "runs" / _folder_name(experiment)
-            yield TableRun(row, column, seed, experiment, folder, absent[sources])
+            audit = table.audit_of(row, column, seed, request.quick)
+            folder = request.out / "runs" / _folder_name(experiment, audit)
+            yield TableRun(row, column, seed, experiment, folder, absent[sources], audit)
 
 
 def _cells(table: Table, request: TableRequest) -> list[tuple[Row, Column]]:
@@ -158,9 +166,10 @@ def _is_here(name: str) -> bool:
     return SOURCES[name].layout == "embedded" or locate(SOURCES[name]) is not None
 
 
-def _folder_name(experiment: config.Experiment) -> str:
+def _folder_name(experiment: config.Experiment, audit: config.Audit | None = None) -> str:
     """Return the name of a run folder: readable, and unique to the settings."""
-    return f"{file_name(experiment.method)}-seed{experiment.seed}-{digest(experiment)}"
+    name = f"{file_name(experiment.method)}-seed{experiment.seed}-{digest(experiment)}"
+    return name if audit is None else f"{name}-{_digest_of_text(audit.model_dump_json())}"
 
 
 def digest(experiment: config.Experiment) -> str:

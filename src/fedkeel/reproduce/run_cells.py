@@ -13,6 +13,8 @@ from pathlib import Path
 
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.leakage.examine import examine
+from fedkeel.records.audit import write_audit
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Status
 from fedkeel.reproduce.plan import TableRun
@@ -85,7 +87,7 @@ class _Requests:
         engine = single_process(run.experiment.engine)
         experiment = run.experiment.model_copy(update={"engine": engine})
         ingredients = self._gather(experiment) if can_fork() else None
-        make = partial(_run, experiment, ingredients, run.folder)
+        make = partial(_run, experiment, ingredients, run)
         return RunRequest(run.label, run.folder, make)
 
     def _gather(self, experiment: config.Experiment) -> Ingredients:
@@ -100,12 +102,16 @@ class _Requests:
 def _run(
     experiment: config.Experiment,
     ingredients: Ingredients | None,
-    folder: Path,
+    run: TableRun,
     display: ProgressDisplay,
     name: str,
 ) -> Status:
     """Make or continue a run; a process that was not forked loads the data itself."""
-    prepared = prepare(experiment, ingredients or gather(experiment))
+    ingredients, folder = ingredients or gather(experiment), run.folder
+    if run.audit is not None:  # before the run, which is not begun again once it is finished
+        record = examine(experiment, ingredients, run.audit, run.audit_folder)
+        write_audit(record, run.audit_folder)
+    prepared = prepare(experiment, ingredients)
     status = start(prepared, folder, resume=True, callbacks=[display.follow(name)]).record.status
     if status == "finished":
         RunFolder(folder).drop_model()

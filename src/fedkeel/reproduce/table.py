@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedkeel import config
 from fedkeel.config import UNSET, Settings
+from fedkeel.config.audit import AttackName
 
 ID = r"^[a-z0-9][a-z0-9.-]*$"
 
@@ -34,7 +35,8 @@ class Metric(Settings):
             client of each round sends and receives until then, in models each way, which is FedGC's
             communication cost. ``fluctuation_mean``,
             ``_std``, ``_min``: of the differences between consecutive evaluations, in points.
-            ``diagnosed``: the mean of a `diagnostic` over the rounds that have it.
+            ``diagnosed``: the mean of a `diagnostic` over the rounds that have it. ``audited``: the
+            mean PSNR of what `attack` brings back from the messages of a round.
         score: a metric of the test set that is a share, in percent: ``accuracy``, or one of those
             that the run measures.
         window: evaluations in the mean, for ``last_mean``.
@@ -44,6 +46,7 @@ class Metric(Settings):
         reference: name of the row that sets the scale there.
         diagnostic: for ``diagnosed``: a number of ``[diagnose]``, such as ``forgetting.increase``;
             of those by layer or class, with the label behind a slash: ``cka.cka.layer/conv2``.
+        attack: for ``audited``: ``dlg``, ``cosine`` or ``linear``.
     """
 
     kind: Literal[
@@ -59,6 +62,7 @@ class Metric(Settings):
         "fluctuation_std",
         "fluctuation_min",
         "diagnosed",
+        "audited",
     ] = "best"
     score: str = "accuracy"
     window: int = Field(10, ge=1)
@@ -67,6 +71,7 @@ class Metric(Settings):
     share: float | None = Field(None, gt=0.0, le=1.0)
     reference: str | None = None
     diagnostic: str | None = None
+    attack: AttackName | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -77,8 +82,9 @@ class Metric(Settings):
             "bytes_to_share": ("share", "reference"),
             "models_to_share": ("share", "reference"),
             "diagnosed": ("diagnostic",),
+            "audited": ("attack",),
         }
-        for name in ("round", "target", "share", "reference", "diagnostic"):
+        for name in ("round", "target", "share", "reference", "diagnostic", "attack"):
             if (getattr(self, name) is not None) != (name in needed.get(self.kind, ())):
                 needs = " and ".join(needed.get(self.kind, ())) or "none of these"
                 raise ValueError(f"kind {self.kind!r} needs {needs}: {name!r} is wrong")
@@ -95,6 +101,7 @@ class Metric(Settings):
             "bytes_to_share": "MB",
             "models_to_share": "models",
             "diagnosed": "",
+            "audited": "dB",
         }.get(self.kind, "%")
 
     @property
@@ -117,6 +124,7 @@ class Column(Settings):
         id: name for ``--columns`` and for the published numbers of the rows.
         name: header, as the paper has it.
         settings: override those of the base experiment.
+        audit: overrides the table's.
         metric: replaces the table's.
         baseline: name of the row that gains are over in this column; replaces the table's.
         ours: whether it is not in the paper.
@@ -127,6 +135,7 @@ class Column(Settings):
     id: str = Field(pattern=ID)
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
+    audit: dict[str, Any] = Field(default_factory=dict)
     metric: Metric | None = None
     baseline: str | None = None
     ours: bool = False
@@ -141,6 +150,7 @@ class Row(Settings):
         name: as the paper calls it.
         method: our expression.
         settings: the paper's settings of this method; override those of base and column.
+        audit: overrides the table's and the column's.
         settings_in: the same for single columns by id; ``method`` may be among them.
         published: the paper's number by column id.
         columns: ids of the columns in which it is run; empty for all.
@@ -153,6 +163,7 @@ class Row(Settings):
     name: str
     method: str = "fedavg"
     settings: dict[str, Any] = Field(default_factory=dict)
+    audit: dict[str, Any] = Field(default_factory=dict)
     settings_in: dict[str, dict[str, Any]] = Field(default_factory=dict)
     published: dict[str, Published] = Field(default_factory=dict)
     columns: tuple[str, ...] = ()
@@ -182,6 +193,7 @@ class Quick(Settings):
     Args:
         name: what is smaller, as text; the pages of a quick result show it.
         settings: override all others.
+        audit: overrides all others.
         seeds: number of seeds.
         columns: ids of the columns that are run; empty for all.
         rows: names of the rows that are run; empty for all.
@@ -189,6 +201,7 @@ class Quick(Settings):
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
+    audit: dict[str, Any] = Field(default_factory=dict)
     seeds: int = Field(1, ge=1)
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
@@ -210,6 +223,7 @@ class Table(Settings):
         rows: methods.
         baseline: name of the row that gains are over; None where there is none.
         metric: what the numbers are.
+        audit: the attack on the messages of a round, for ``audited``; see `config.Audit`.
         seeds: number of seeds that are run; the first is the base's.
         published_seeds: number of seeds behind the published numbers; None where that is unstated.
         tune: the search for hyper-parameters that ``--tune`` makes.
@@ -230,6 +244,7 @@ class Table(Settings):
     rows: tuple[Row, ...] = ()
     baseline: str | None = None
     metric: Metric = Metric()
+    audit: dict[str, Any] = Field(default_factory=dict)
     seeds: int = Field(3, ge=1)
     published_seeds: int | None = Field(None, ge=1)
     tune: config.Space | None = None
@@ -314,6 +329,24 @@ class Table(Settings):
             values["seed"] = seed
         where = f"{self.id}, {row.name!r} in column {column.id!r}"
         return config.build(config.Experiment, values, where)
+
+    def audit_of(
+        self, row: Row, column: Column, seed: int, quick: bool = False
+    ) -> config.Audit | None:
+        """Return the attack on a cell's messages; None where its number is another.
+
+        Raises:
+            ConfigError: the settings cannot be used together.
+        """
+        attack = self.metric_of(column).attack
+        if attack is None:
+            return None
+        values = {"attacks": attack, "seed": seed}
+        parts = (self.audit, column.audit, row.audit)
+        for overrides in (*parts, self.quick.audit if quick and self.quick else {}):
+            values = merge_settings(values, overrides)
+        where = f"{self.id}, audit of {row.name!r} in column {column.id!r}"
+        return config.build(config.Audit, values, where)
 
     def metric_of(self, column: Column) -> Metric:
         """Return the metric of a column."""
