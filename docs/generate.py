@@ -68,7 +68,7 @@ NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
 
 TABLES = (
     *("data", "partition", "model", "task", "local", "local.schedule", "cohort", "evaluation"),
-    *("stop", "diagnose", "adversary", "privacy", "engine", "compare", "tune", "flower"),
+    *("stop", "system", "diagnose", "adversary", "privacy", "engine", "compare", "tune", "flower"),
 )
 """Tables of an experiment file, in the order of the page."""
 
