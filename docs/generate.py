@@ -67,8 +67,9 @@ COMMAND = "python docs/generate.py"
 NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
 
 TABLES = (
-    *("data", "partition", "model", "task", "local", "local.schedule", "cohort", "evaluation"),
-    *("stop", "system", "diagnose", "adversary", "privacy", "engine", "compare", "tune", "flower"),
+    *("data", "data.text", "partition", "model", "model.lora", "task", "local"),
+    *("local.schedule", "cohort", "evaluation", "stop", "system", "diagnose", "track"),
+    *("adversary", "privacy", "engine", "compare", "tune", "flower"),
 )
 """Tables of an experiment file, in the order of the page."""
 
@@ -139,6 +140,9 @@ patience = 15
 [diagnose]
 kinds = ["forgetting", "conflict"]
 every = 5
+
+[track]
+to = ["tensorboard"]
 
 [adversary]
 kind = "sign_flip"

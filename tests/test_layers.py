@@ -28,6 +28,7 @@ LEAVES = frozenset(
             "global_names",
             "matmul",
             "memory",
+            "optional",
             "reached_values",
             "records",
             "rng",
@@ -43,6 +44,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "matmul": frozenset(),
     "memory": frozenset(),
+    "optional": frozenset({"errors"}),
     "user_code": frozenset({"errors"}),
     "source_digest": frozenset({"user_code"}),
     "global_names": frozenset({"source_digest", "user_code"}),
@@ -53,6 +55,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "records": frozenset({"errors"}),
     "report": frozenset({"records", "errors"}),
     "config": frozenset({"errors"}),
+    "track": frozenset({"config", "errors", "records"}),
     "data": LEAVES | {"config"},
     "task": LEAVES | {"config", "data"},
     "solve": LEAVES,
@@ -66,8 +69,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "diagnose": DOMAIN | {"engine"},
     "system": DOMAIN | {"engine", "cost"},
     "leakage": DOMAIN | {"engine", "runner", "study"},
-    "runner": DOMAIN | {"engine", "cost", "diagnose", "report", "robust", "secure", "system"},
-    "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
+    "runner": DOMAIN
+    | {"engine", "cost", "diagnose", "report", "robust", "secure", "system", "track"},
+    "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "track"},
     "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report", "leakage"},
@@ -247,7 +251,12 @@ def test_the_apps_of_a_federation_import_each_end_when_it_is_made() -> None:
     assert not [name for name in names if str(name).startswith("fedkeel.flower")]
 
 
-PACKAGE_OF = {"Crypto": "pycryptodome", "PIL": "pillow", "sklearn": "scikit-learn"}
+PACKAGE_OF = {
+    "Crypto": "pycryptodome",
+    "PIL": "pillow",
+    "mlflow": "mlflow-skinny",
+    "sklearn": "scikit-learn",
+}
 """Name that is imported -> name that is installed, where they differ."""
 
 WITHIN = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
@@ -258,7 +267,7 @@ def declared() -> set[str]:
     """The packages that pyproject.toml asks for, with every extra that users have."""
     project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    used = ("ray", "tune", "metrics", "flower", "figures", "privacy")
+    used = ("ray", "tune", "metrics", "flower", "figures", "privacy", "mlflow", "wandb", "hf")
     wanted = [*project["dependencies"], *(one for extra in used for one in extras[extra])]
     return {re.split(r"[<>=]", one)[0].replace("-", "_") for one in wanted}
 

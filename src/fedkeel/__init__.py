@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedkeel.config import Schedule as Schedule
     from fedkeel.config import Stop as Stop
     from fedkeel.config import System as System
+    from fedkeel.config import Track as Track
     from fedkeel.data.dataset import Dataset as Dataset
     from fedkeel.data.federation import Federation as Federation
     from fedkeel.data.federation import federation as federation
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fedkeel.data.partition.from_arrays import dirichlet as dirichlet
     from fedkeel.data.partition.from_arrays import from_clients as from_clients
     from fedkeel.data.partition.from_arrays import iid as iid
+    from fedkeel.data.partition.from_hugging_face import from_hf as from_hf
     from fedkeel.data.read.user_data import dataset as dataset
     from fedkeel.errors import FedkeelError as FedkeelError
     from fedkeel.leakage.audit import audit as audit
@@ -60,6 +62,7 @@ _HOMES = {
         "Schedule",
         "Stop",
         "System",
+        "Track",
     ),
     "fedkeel.data.dataset": ("Dataset",),
     "fedkeel.data.federation": ("Federation", "federation"),
@@ -70,6 +73,7 @@ _HOMES = {
         "from_clients",
         "iid",
     ),
+    "fedkeel.data.partition.from_hugging_face": ("from_hf",),
     "fedkeel.data.read.user_data": ("dataset",),
     "fedkeel.errors": ("FedkeelError",),
     "fedkeel.predict.trained_model": ("load",),

@@ -133,6 +133,10 @@ class StoppedProcess(UserWarning):
     """A process that trains has been stopped by a signal, and is waited for."""
 
 
+class TrackerFailed(UserWarning):
+    """A tracker has failed. The run goes on without it."""
+
+
 def printable(text: str) -> str:
     r"""Return a text with its control and invisible characters as escapes, for a terminal.
 

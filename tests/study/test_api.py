@@ -23,7 +23,7 @@ from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError, RunError
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.result import Result
-from fedkeel.study.compare import Comparison
+from fedkeel.study.comparison import Comparison
 from toys import Net, federation, held, same
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model_and_data.py"

@@ -36,7 +36,8 @@ from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study import compare as module
-from fedkeel.study.compare import Comparison, compare
+from fedkeel.study.compare import compare
+from fedkeel.study.comparison import Comparison
 from fedkeel.study.tune import tune
 from toys import Net, eventually, federation, held, plain, prepared, same
 

@@ -45,7 +45,8 @@ def run(
     from fedkeel.runner.prepare import gather, prepare
     from fedkeel.runner.progress import progress_display, run_name
     from fedkeel.runner.start import start
-    from fedkeel.study.compare import Comparison
+    from fedkeel.runner.tracking import trackers
+    from fedkeel.study.comparison import Comparison
 
     experiment = read_experiment(path, preset, settings, diagnose)
     if out is None:
@@ -56,7 +57,8 @@ def run(
         prepared = prepare(experiment, gather(experiment))
         try:
             with interrupts(display.stopping):
-                result = start(prepared, out, resume, [display.follow(run_name(experiment))])
+                callbacks = [*trackers(experiment, out), display.follow(run_name(experiment))]
+                result = start(prepared, out, resume, callbacks)
         except KeyboardInterrupt:
             say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
             raise typer.Exit(130) from None

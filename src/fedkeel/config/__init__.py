@@ -8,7 +8,7 @@ that file again repeats the run.
 from fedkeel.config.adversary import Adversary
 from fedkeel.config.audit import Audit
 from fedkeel.config.base import Settings
-from fedkeel.config.data import Data, Partition
+from fedkeel.config.data import Data, Partition, Text
 from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.early_stopping import Stop
 from fedkeel.config.error_messages import meant, paths
@@ -24,6 +24,7 @@ from fedkeel.config.settings import (
     Engine,
     Evaluation,
     Experiment,
+    Lora,
     Model,
     Precision,
     Run,
@@ -32,6 +33,7 @@ from fedkeel.config.settings import (
 from fedkeel.config.system import DeviceClass, System
 from fedkeel.config.task import TaskSettings
 from fedkeel.config.toml import UNSET, build, load, override, to_toml
+from fedkeel.config.track import Track
 
 __all__ = [
     "UNSET",
@@ -50,6 +52,7 @@ __all__ = [
     "Experiment",
     "Flower",
     "Local",
+    "Lora",
     "Metric",
     "Model",
     "Partition",
@@ -63,6 +66,8 @@ __all__ = [
     "Stop",
     "System",
     "TaskSettings",
+    "Text",
+    "Track",
     "Value",
     "Weights",
     "build",

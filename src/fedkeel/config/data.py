@@ -13,12 +13,27 @@ CONTROL_CHARACTERS = {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": 
 """What a backslash and a letter become in a text, and how they are written."""
 
 
+class Text(Settings):
+    """How a column of text becomes tokens.
+
+    Args:
+        column: name of the column; None takes the only one that holds text.
+        tokenizer: name or folder of a tokenizer of transformers.
+        length: number of tokens T of each example; longer text is cut, shorter text padded.
+    """
+
+    column: str | None = None
+    tokenizer: str | None = None
+    length: int = Field(128, ge=1)
+
+
 class Data(Settings):
     """Where the examples come from and how they are made ready.
 
     Args:
         source: a known name (``fedkeel data list``), a path to a file or folder, or several of
-            either, which are joined.
+            either, which are joined; or ``hf:NAME``, a data set of Hugging Face by its name, or by
+            the folder that ``save_to_disk`` wrote.
         test: path of the test data where `source` is a path; None takes `test_fraction`.
         test_fraction: share of the examples set aside for testing where no test set exists.
         shape: (channels, height, width) that every image is brought to; None keeps the source's.
@@ -49,6 +64,7 @@ class Data(Settings):
         limit: at most so many training examples of each source, drawn at random; for quick trials.
         labels: names of the labels in their order, where `source` is ``"nodes"``: every node of a
             federation has data of its own, see ``fedkeel flower``.
+        text: how text becomes tokens, of ``hf:NAME``; None of other inputs.
     """
 
     source: str | tuple[str, ...]
@@ -65,6 +81,7 @@ class Data(Settings):
     missing: Literal["refuse", "mean", "indicator"] = "refuse"
     limit: int | None = Field(None, ge=1)
     labels: tuple[str, ...] = ()
+    text: Text | None = None
 
     @field_validator("source", "test")
     @classmethod

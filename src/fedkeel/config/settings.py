@@ -19,6 +19,7 @@ from fedkeel.config.privacy import Privacy
 from fedkeel.config.search_space import Space
 from fedkeel.config.system import System
 from fedkeel.config.task import TaskSettings
+from fedkeel.config.track import Track
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
@@ -45,24 +46,45 @@ def _is_plain(value: object) -> bool:
     )
 
 
+class Lora(Settings):
+    """Low-rank adapters, which alone are trained and sent.
+
+    Args:
+        rank: their rank, >= 1.
+        alpha: their scale is alpha / rank; None takes twice the rank.
+        dropout: dropout before them, in [0, 1).
+        layers: names, or ends of names, of the layers that get one, such as ``["query", "value"]``;
+            empty takes those that `peft` knows for the network.
+        train: names of layers that are trained and sent as a whole, such as a new classifier.
+    """
+
+    rank: int = Field(8, ge=1)
+    alpha: float | None = Field(None, gt=0.0)
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    layers: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+
+
 class Model(Settings):
     """The network.
 
     Args:
-        name: a known name (see `fedkeel.task.models`), or an import path
-            ``package.module:Class``.
+        name: a known name (see `fedkeel.task.models`); an import path ``package.module:Class``;
+            ``hf:NAME``, of transformers; or ``timm:NAME``.
         args: keyword arguments of the network, beyond the input shape and the number of classes
             that known networks get by themselves: finite numbers, text, truth values, and lists
             and tables of these.
         head: name of the classifier sub-module; None takes the module that owns the last parameter.
         buffers: ``refuse`` a model with buffers, ``average`` them like parameters, or keep them
             ``local`` to each client.
+        lora: low-rank adapters; None trains the network itself.
     """
 
     name: str
     args: dict[str, Any] = Field(default_factory=dict)
     head: str | None = None
     buffers: Buffers = "refuse"
+    lora: Lora | None = None
 
     @field_validator("args")
     @classmethod
@@ -252,6 +274,7 @@ class Run(Settings):
         evaluation: when the global model is evaluated.
         stop: when the run ends before its last round.
         diagnose: what is measured beside the scores.
+        track: which trackers the run reports to.
         adversary: attackers among the clients.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
@@ -269,6 +292,7 @@ class Run(Settings):
     evaluation: Evaluation = Evaluation()
     stop: Stop = Stop()
     diagnose: Diagnose = Diagnose()
+    track: Track = Track()
     adversary: Adversary = Adversary()
     engine: Engine = Engine()
     flower: Flower = Flower()

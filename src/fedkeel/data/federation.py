@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedkeel.data.dataset import Dataset, Ints
+from fedkeel.data.federation_html import federation_html
 from fedkeel.data.user_arrays import as_rows, check_in_memory
 from fedkeel.errors import DataError
 from fedkeel.records.histogram import Histogram
@@ -83,6 +84,17 @@ class Federation:
             self.client_of_row() * self.data.classes + y, minlength=len(self) * self.data.classes
         )
         return flat.reshape(len(self), self.data.classes).astype(np.int64)
+
+    def _repr_html_(self) -> str:
+        is_counted = self.data.has_labels and len(self) * self.data.classes <= _QUICK
+        held_out = None if self.holdout_offsets is None else np.diff(self.holdout_offsets)
+        return federation_html(
+            self.sizes,
+            held_out,
+            self.histogram() if is_counted else None,
+            self.names or range(len(self)),
+            self.data.label_names or range(self.data.classes),
+        )
 
     def in_one_place(self) -> Federation:
         """Return a federation of one client, which has the examples of all."""

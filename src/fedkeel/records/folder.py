@@ -16,6 +16,8 @@
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
                       row is whose. Gone when the run is finished
       report.html     written by the report
+    track.json      what each tracker calls the run, where it reports to one
+    tensorboard/    event files, where it reports to TensorBoard
 
 Nothing is pickled. A file is written under another name, synchronised and renamed, so that a kill
 at any moment leaves either the old file or the new one. The process at work on the run locks the
@@ -476,8 +478,8 @@ class RunFolder:
 def deciding(config: str) -> dict[str, Any]:
     """Return the settings of a file that decide numbers, by dotted key.
 
-    Those that do not are the name, how and where it is run, what is diagnosed, and what a
-    comparison or a search is.
+    Those that do not are the name, how and where it is run, what is diagnosed, who is told,
+    and what a comparison or a search is.
     """
     out: dict[str, Any] = {}
 
@@ -490,5 +492,5 @@ def deciding(config: str) -> dict[str, Any]:
 
     add(tomllib.loads(config), "")
     exact = ("engine.dtype", "engine.precision")
-    apart = ("name", "engine.", "flower.", "diagnose.", "compare.", "tune.")
+    apart = ("name", "engine.", "flower.", "diagnose.", "track.", "compare.", "tune.")
     return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}

@@ -175,13 +175,16 @@ def _folder_name(experiment: config.Experiment, audit: config.Audit | None = Non
 def digest(experiment: config.Experiment) -> str:
     """Return a digest of the settings that decide numbers, and of fedkeel's version."""
     values = experiment.model_dump(mode="json")
-    for name in ("name", "compare", "flower", "tune"):
+    for name in ("name", "compare", "flower", "track", "tune"):
         values.pop(name, None)
     values["engine"] = {"dtype": experiment.engine.dtype}
     if experiment.engine.precision != "float32":
         values["engine"]["precision"] = experiment.engine.precision
     if not experiment.data.drop:  # settings that were added later: older runs keep their names
         del values["data"]["drop"]
+    for table, name in (("data", "text"), ("model", "lora")):
+        if values[table][name] is None:
+            del values[table][name]
     if not experiment.diagnose.kinds:
         del values["diagnose"]
     if experiment.privacy is None:

@@ -9,14 +9,14 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeel import config
 from fedkeel.cost.memory import check_server, choose_place, evaluation_batch
@@ -25,7 +25,7 @@ from fedkeel.data.augment import check_transform, named_transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.partition.recipes import divide
-from fedkeel.data.read.load import load
+from fedkeel.data.read.hugging_face import load_any
 from fedkeel.data.values import rows_of, shape_of, shape_text
 from fedkeel.diagnose.kinds import check_kinds
 from fedkeel.engine.base import TrainingSetup
@@ -57,9 +57,11 @@ from fedkeel.system.legality import check_system
 from fedkeel.system.make import make_schedule
 from fedkeel.task.losses import OF_QUANTITIES, cox, cross_entropy, make_loss
 from fedkeel.task.models import make
+from fedkeel.task.models.lora import AdaptedBuilder
 from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import blocks
 from fedkeel.task.task import Task
+from fedkeel.track.base import check_installed
 from fedkeel.tree import walk
 from fedkeel.user_code import one_line
 from fedkeel.version import __version__
@@ -80,7 +82,7 @@ def gather(experiment: config.Experiment) -> Ingredients:
         DataError: the data cannot be found, read or used.
         ModelError: there is no such model, or it cannot be made.
     """
-    train, test = load(experiment.data)
+    train, test = load_any(experiment.data)
     return Ingredients(
         task=task(experiment, train),
         clients=lambda seed: divide(train, experiment.partition, seed),
@@ -103,7 +105,9 @@ def task(experiment: config.Experiment, train: Dataset) -> Task:
     if make_loss(experiment.task.loss) in OF_QUANTITIES or not outputs:
         width = shape_of(train.y)
         outputs = math.prod(width) if isinstance(width, tuple) else 1
-    build = partial(make, settings.name, shape, outputs, settings.args)
+    build: Callable[[], nn.Module] = partial(make, settings.name, shape, outputs, settings.args)
+    if settings.lora is not None:
+        build = AdaptedBuilder(build, settings.lora)
     wanted = experiment.task
     return Task(
         build,
@@ -127,6 +131,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             "Nothing can be trained inside torch.inference_mode(), where there are no gradients.",
             do="make the call outside of the `with` block or the decorated function",
         )
+    check_installed(settings.track)
     dtype = DTYPES[settings.engine.dtype]
     honest = _converted(ingredients.clients(settings.seed), dtype)
     attack = find_attack(settings, honest)
@@ -486,6 +491,7 @@ _DESCRIBED_OTHERWISE = (
     "method",
     "compare",
     "diagnose",
+    "track",
     "tune",
     "data",
     "partition",

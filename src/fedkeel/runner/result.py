@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from fedkeel.records.folder import BEST_MODEL
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
 from fedkeel.records.score import ACCURACY
+from fedkeel.report.notebook import Page, by_method, curves, run_html, run_results
+from fedkeel.report.runs import RunResults
 from fedkeel.tree import Tree
 
 
@@ -52,6 +55,29 @@ class Result:
             f"<Result of {record.method}, seed {record.seed}: {record.status}, "
             f"{done} of {record.rounds} rounds{scores}{where}>"
         )
+
+    def _repr_html_(self) -> str:
+        return run_html(self.results())
+
+    def results(self) -> RunResults:
+        """Return the run as the report takes it."""
+        folder = "" if self.folder is None else self.folder.name
+        return run_results(self.record, self.rows, folder)
+
+    def plot(self, metric: str | None = None) -> go.Figure:
+        """Return the learning curve as a plotly figure.
+
+        Args:
+            metric: name of a metric of the task; None takes the score.
+
+        Raises:
+            RunError: there is no such metric.
+        """
+        return curves(by_method([self.results()]), metric)
+
+    def report(self) -> Page:
+        """Return the report page; a notebook shows it, and its `save` writes it to a file."""
+        return Page.of(by_method([self.results()]))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the trained model for ``module.load_state_dict(...)``; a copy.

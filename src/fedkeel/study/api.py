@@ -15,17 +15,19 @@ from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
+from fedkeel.runner.tracking import trackers
 from fedkeel.study.arguments import (
     Diagnosed,
     Test,
+    Tracked,
     check_callbacks,
     checked_folder,
     checked_ingredients,
     cohort_settings,
     run_settings,
 )
-from fedkeel.study.compare import Comparison
 from fedkeel.study.compare import compare as _compare
+from fedkeel.study.comparison import Comparison
 from fedkeel.study.watching import display_of, interruptible
 from fedkeel.task.task import Task
 
@@ -55,6 +57,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     augment: Transform | None = None,
     diagnose: Diagnosed = None,
+    track: Tracked = None,
 ) -> Result:
     """Train one method on clients' data.
 
@@ -79,15 +82,15 @@ def run(
         system: how long clients take, in virtual time; None counts no time.
         out: run folder; None keeps the run in memory.
         resume: whether an unfinished run in `out` is continued.
-        progress: whether to show progress on standard error; None does so on a terminal.
+        progress: whether to show progress; None does so on a terminal, and in a notebook.
         callbacks: follow the run, see `Callback`.
         augment: a random change of each batch in training, (x [B, ...], y [B, ...], random) -> (x,
             y) of the same form. It draws from `random`, a `numpy.random.Generator`, or from torch,
             and the same numbers come again in every engine and after a restart.
         diagnose: what is measured beside the scores, see `Diagnose`: e.g. ``"forgetting, cka"``.
+        track: which trackers the run reports to, see `Track`: e.g. ``"tensorboard, mlflow"``.
 
-    Of several threads that call this or `compare`, one at a time goes on, and the others wait: a
-    module draws random numbers from torch's generator, which the process has once.
+    Threads that call this or `compare` take turns: torch's random generator is one for a process.
 
     Returns:
         Rows, parameters, and what ran. A run that was finished before is read, not made again.
@@ -108,6 +111,7 @@ def run(
         evaluation=evaluation,
         stop=stop,
         diagnose=diagnose,
+        track=track,
         adversary=adversary,
         engine=engine,
         privacy=privacy,
@@ -118,7 +122,7 @@ def run(
     with display_of(progress) as display, one_at_a_time(display.waiting):
         display.prepare()
         prepared = prepare(settings, ingredients)
-        following = [*callbacks, display.follow(run_name(settings))]
+        following = [*trackers(settings, folder), *callbacks, display.follow(run_name(settings))]
         with interruptible(display):
             return start(prepared, folder, resume, following)
 
@@ -148,6 +152,7 @@ def compare(
     callbacks: Sequence[Callback] = (),
     augment: Transform | None = None,
     diagnose: Diagnosed = None,
+    track: Tracked = None,
 ) -> Comparison:
     """Train several methods with several seeds, everything else the same.
 
@@ -164,8 +169,7 @@ def compare(
         participation: as in `run`.
         clients_per_round: as in `run`.
         seed: the first seed.
-        weights: as in `run`, but None is ``"examples"`` for every method, so that none leads by its
-            weights. ``"method"`` takes what each method states.
+        weights: as in `run`, but None is ``"examples"`` for every method: none leads by its own.
         evaluation: as in `run`.
         stop: as in `run`; each run ends by itself.
         adversary: as in `run`.
@@ -175,11 +179,11 @@ def compare(
         privacy: as in `run`; of unit ``client``, all clients have equal weights.
         out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
         progress: as in `run`.
-        callbacks: as in `run`. All runs call the same ones, one run after the other in this
-            process; `on_run_begin` says which run begins. What a callback raises ends the
-            comparison.
+        callbacks: as in `run`. All runs call the same ones, one run after the other;
+            `on_run_begin` says which begins. What a callback raises ends the comparison.
         augment: as in `run`.
         diagnose: as in `run`; a baseline has none.
+        track: as in `run`; the runs are grouped as one comparison.
 
     Raises:
         FedkeelError: as in `run`, before anything has run.
@@ -197,6 +201,7 @@ def compare(
         evaluation=evaluation,
         stop=stop,
         diagnose=diagnose,
+        track=track,
         adversary=adversary,
         engine=engine,
         privacy=privacy,
@@ -204,11 +209,6 @@ def compare(
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
-    with (
-        display_of(progress) as display,
-        interruptible(display),
-        one_at_a_time(display.waiting),
-    ):
-        return _compare(
-            settings, ingredients, wanted.methods, wanted.seeds, folder, display, callbacks
-        )
+    with display_of(progress) as display, interruptible(display), one_at_a_time(display.waiting):
+        methods, seeds = wanted.methods, wanted.seeds
+        return _compare(settings, ingredients, methods, seeds, folder, display, callbacks)

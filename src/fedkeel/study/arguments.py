@@ -22,12 +22,16 @@ None for the test examples that the clients have, see `fedkeel.from_clients`."""
 Diagnosed = config.Diagnose | str | Sequence[str] | None
 """What is diagnosed: kinds, in a text with commas between them or in a list, or all settings."""
 
+Tracked = config.Track | str | Sequence[str] | None
+"""Which trackers a run reports to: their names as `Diagnosed`, or all settings."""
+
 _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "local": (config.Local, "lr=0.1, epochs=1"),
     "cohort": (config.Cohort, "participation=0.1"),
     "evaluation": (config.Evaluation, "every=10"),
     "stop": (config.Stop, "patience=10"),
     "diagnose": (config.Diagnose, "kinds=['drift'], every=5"),
+    "track": (config.Track, "to=['tensorboard']"),
     "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
     "engine": (config.Engine, "kind='sequential'"),
     "privacy": (config.Privacy, "epsilon=8.0, delta=1e-5"),
@@ -40,7 +44,9 @@ def run_settings(**values: object) -> config.Run:
     """Return the settings of a run, or refuse an argument that is no settings (ConfigError)."""
     if isinstance(values["diagnose"], str | list | tuple):
         values["diagnose"] = {"kinds": values["diagnose"]}
-    for name in ("evaluation", "stop", "diagnose", "adversary", "engine"):
+    if isinstance(values["track"], str | list | tuple):
+        values["track"] = {"to": values["track"]}
+    for name in ("evaluation", "stop", "diagnose", "track", "adversary", "engine"):
         values[name] = {} if values[name] is None else values[name]
     for name, (kind, example) in _TABLES.items():
         if name in ("privacy", "system") and values.get(name) is None:

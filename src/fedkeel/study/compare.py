@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,128 +19,20 @@ from fedkeel.cost.engine_rule import EngineRule, kept_engine
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
-from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, counted
+from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError
 from fedkeel.records.comparison import INDEX, runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
-from fedkeel.report.alerts import differences, problems
-from fedkeel.report.claims import Claims, claims_of
-from fedkeel.report.client_gains import ClientRow, markdown_client_table, personal_rows
-from fedkeel.report.columns import ResultRow
-from fedkeel.report.federation_gain import federation_notes
 from fedkeel.report.formatting import enumeration
-from fedkeel.report.runs import MethodResults, RunResults, load_runs
-from fedkeel.report.summary import summarise
-from fedkeel.report.tables import markdown_table, result_rows
+from fedkeel.report.summary import Quantity
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-
-
-@dataclass(frozen=True, repr=False)
-class Comparison:
-    """The result of a comparison.
-
-    Args:
-        results: the finished runs, by method in the order given, then by seed.
-        failures: one line for each run that could not go on.
-        failed: the results of these runs until then.
-        others: number of runs in the folder that no table of this comparison holds, because they
-            have other settings, another model, other data or another version.
-        complete: whether every run was made; false after an interrupt.
-        folder: where it is on disk; None for a comparison in memory.
-    """
-
-    results: list[Result]
-    failures: list[str] = field(default_factory=list)
-    failed: list[Result] = field(default_factory=list)
-    others: int = 0
-    complete: bool = True
-    folder: Path | None = None
-
-    @property
-    def entries(self) -> list[MethodResults]:
-        """The runs, grouped by method, as the report takes them.
-
-        Failed runs are among them; on disk also those of earlier calls that differ only in method
-        and seed.
-        """
-        if self.folder is not None:
-            return load_runs(runs_of(self.folder))
-        results = [*self.results, *self.failed]
-        by_method: dict[str, list[RunResults]] = {}
-        for result in sorted(results, key=lambda result: result.record.seed):
-            by_method.setdefault(result.record.method, []).append(_run_results(result))
-        methods = dict.fromkeys(result.record.method for result in results)
-        return [
-            MethodResults(method, index, tuple(by_method[method]))
-            for index, method in enumerate(methods)
-        ]
-
-    @property
-    def table(self) -> list[ResultRow]:
-        """One row for each method, with its figures over seeds."""
-        return result_rows([method.summary for method in self.entries], self.claims())
-
-    def claims(self, reference: str | None = None, margin: float | None = None) -> Claims | None:
-        """Return what may be claimed of each method against a reference: see `claims_of`.
-
-        Its ``sentence`` says it in words. None for one method.
-        """
-        return claims_of([method.summary for method in self.entries], reference, margin)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of `table` as plain values, ready for JSON."""
-        clients: dict[str, list[dict[str, Any]]] = {}
-        for row in self.clients:
-            clients.setdefault(row.scores.method.label, []).append(row.to_json())
-        return [{**row.to_json(), **_clients_of(row, clients)} for row in self.table]
-
-    @property
-    def clients(self) -> list[ClientRow]:
-        """How scores are distributed over clients; empty where no method has personal models."""
-        return personal_rows(self.entries)
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know beside the table: claims, the gain by federation, differences, problems."""
-        entries, claims = self.entries, self.claims()
-        sentences = [claims.sentence] if claims else []
-        return [*sentences, *federation_notes(entries), *differences(entries), *problems(entries)]
-
-    def __str__(self) -> str:
-        notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]
-        clients = self.clients
-        tables = [markdown_table(self.table), markdown_client_table(clients) if clients else ""]
-        return "\n".join(filter(None, tables)) + "".join(f"\n{note}\n" for note in notes)
-
-    def __repr__(self) -> str:
-        """Return what a notebook shows: the table, where its folder still exists."""
-        try:
-            return str(self)
-        except (OSError, FedkeelError):
-            return f"Comparison of {counted(len(self.results), 'run')} in {self.folder}"
-
-
-def _clients_of(row: ResultRow, clients: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    label = row.summary.method
-    return {"clients": clients[label]} if label in clients else {}
-
-
-def _run_results(result: Result) -> RunResults:
-    summary = summarise(
-        result.rows,
-        result.record.target,
-        score=result.record.score,
-        loss=result.record.task.loss,
-        judges=result.record.judges,
-        model_bytes=result.record.model.bytes,
-    )
-    folder = "" if result.folder is None else result.folder.name
-    return RunResults(folder, result.record, tuple(result.rows), summary)
+from fedkeel.runner.tracking import Group, trackers
+from fedkeel.study.comparison import Comparison
+from fedkeel.study.tracked_group import TrackedGroup, tracked_group
 
 
 def compare(
@@ -211,14 +102,32 @@ def compare(
             "every method weights clients by size here. Alone, "
             f"{enumeration(others)} would not: set weights = 'method' for what each method states",
         )
-    comparison = _Runs(settings.name, ingredients, engine, out, display, callbacks)
-    try:
-        comparison.make(runs)
-    except BaseException:  # such as a full disk, or a second Ctrl-C
-        with suppress(FedkeelError, OSError):
-            comparison.write_index()
-        raise
-    return comparison.result()
+    with tracked_group(settings, "comparison", out) as tracked:
+        comparison = _Runs(
+            settings.name, ingredients, engine, out, display, callbacks, tracked.runs
+        )
+        try:
+            comparison.make(runs)
+        except BaseException:  # such as a full disk, or a second Ctrl-C
+            with suppress(FedkeelError, OSError):
+                comparison.write_index()
+            raise
+        result = comparison.result()
+        if tracked.is_open:
+            _report_to(tracked, result)
+    return result
+
+
+def _report_to(tracked: TrackedGroup, comparison: Comparison) -> None:
+    """Report the result of a comparison to its trackers."""
+    figures: tuple[Quantity, ...] = ("best", "last")
+    numbers = {
+        f"{row.summary.method}/{figure}": stat.mean
+        for row in comparison.table
+        for figure in figures
+        if (stat := row.stat(figure)) is not None
+    }
+    tracked.report(str(comparison), numbers, comparison.entries, comparison.complete)
 
 
 def with_one_weighting(settings: RunSettings) -> RunSettings:
@@ -267,6 +176,7 @@ class _Runs:
         out: folder of the comparison; None to keep it in memory.
         display: shows the progress.
         callbacks: follow each run.
+        group: the comparison, as trackers know it.
     """
 
     def __init__(
@@ -277,9 +187,10 @@ class _Runs:
         out: Path | None,
         display: ProgressDisplay,
         callbacks: Sequence[Callback],
+        group: Group,
     ) -> None:
         self._name, self._ingredients, self._engine, self._out = name, ingredients, engine, out
-        self._display, self._callbacks = display, callbacks
+        self._display, self._callbacks, self._group = display, callbacks, group
         self._folders: dict[str, list[str]] = {}  # by method
         self._results: dict[str, list[Result]] = {}
         self._failed: list[Result] = []
@@ -305,7 +216,8 @@ class _Runs:
         if folder is not None:
             self._folders[settings.method].append(folder.name)
         name = run_name(settings)
-        callbacks = [*self._callbacks, self._display.follow(name)]
+        reported = trackers(settings, folder, self._group)
+        callbacks = [*reported, *self._callbacks, self._display.follow(name)]
         try:
             result = start(prepared, folder, resume=True, callbacks=callbacks, choice=self._engine)
         except TrainingError as error:

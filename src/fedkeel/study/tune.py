@@ -26,6 +26,7 @@ from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start
+from fedkeel.runner.tracking import Group, trackers
 from fedkeel.study.compare import (
     create_folder,
     earlier_engine,
@@ -42,6 +43,7 @@ from fedkeel.study.search_space import (
     settings_at,
     with_values,
 )
+from fedkeel.study.tracked_group import tracked_group
 from fedkeel.study.trial_score import TrialScore
 from fedkeel.study.tuning_result import (
     EarlierSearch,
@@ -52,6 +54,7 @@ from fedkeel.study.tuning_result import (
     search_digest,
     write_result,
 )
+from fedkeel.study.tuning_table import markdown_tuning_table
 
 
 @dataclass
@@ -118,9 +121,36 @@ def tune(
     runs = sum(search.sampler.trials for search in searches) * space.seeds
     display.plan(runs, runs * settings.rounds)
     complete = True
-    with interrupts(display.stopping) as stop:  # one may come with the last run of a wave
-        while complete and (wave := [(s, point) for s in searches for point in s.sampler.ask()]):
-            complete = not stop.is_set() and trial_runs.make(wave)
+    with tracked_group(settings, "search", out, shows_test=space.split == "test") as tracked:
+        trial_runs.group = tracked.runs
+        with interrupts(display.stopping) as stop:  # one may come with the last run of a wave
+            while complete and (wave := _next_wave(searches)):
+                complete = not stop.is_set() and trial_runs.make(wave)
+        result, digest = _result(searches, trial_runs, settings, space, complete)
+        if tracked.is_open:
+            numbers = {
+                f"{row.method}/{row.metric}": row.value
+                for row in result.rows
+                if row.value is not None
+            }
+            tracked.report(markdown_tuning_table(result.rows), numbers, complete=complete)
+    write_result(result, settings, sampler_name(space), digest)
+    return result
+
+
+def _next_wave(searches: Sequence[_Search]) -> list[tuple[_Search, Point]]:
+    """Return the points that the searches ask for next."""
+    return [(search, point) for search in searches for point in search.sampler.ask()]
+
+
+def _result(
+    searches: Sequence[_Search],
+    trial_runs: _TrialRuns,
+    settings: RunSettings,
+    space: Space,
+    complete: bool,
+) -> tuple[TuningResult, str]:
+    """Return the result of the trials so far, with those of earlier calls, and its digest."""
     rows = [
         choose_best(s.method, s.axes, s.trials, s.sampler.size, space, trial_runs.metric)
         for s in searches
@@ -129,10 +159,11 @@ def tune(
         errors = dict.fromkeys(trial.error for search in searches for trial in search.trials)
         raise TrainingError("No trial could be finished.", got="; ".join(list(errors)[:2]))
     trials = [trial for search in searches for trial in search.trials]
+    out = trial_runs.out
     digest, earlier = "", EarlierSearch()
     if trials:
         digest = search_digest(settings, space, RunFolder(out / trials[0].runs[0]))
-        earlier = read_earlier(out, digest, methods)
+        earlier = read_earlier(out, digest, [search.method for search in searches])
     rows = [*earlier.rows, *rows]
     result = TuningResult(
         rows=rows,
@@ -141,12 +172,11 @@ def tune(
             row.method: with_values(settings, row.chosen) for row in rows if row.value is not None
         },
         folder=out,
-        validation_examples=score.validation_examples,
+        validation_examples=trial_runs.score.validation_examples,
         complete=complete,
         replaced=earlier.replaced,
     )
-    write_result(result, settings, sampler_name(space), digest)
-    return result
+    return result, digest
 
 
 @dataclass
@@ -160,6 +190,7 @@ class _TrialRuns:
     display: ProgressDisplay
     engine: EngineChoice | None = None
     metric: MetricInfo = ACCURACY
+    group: Group | None = None
 
     def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
         settings = settings_at(point, search.axes, search.method, self.score.settings)
@@ -215,7 +246,8 @@ class _TrialRuns:
         folder = self.out / run_folder_name(prepared)
         values = ", ".join(f"{name} {_short(value)}" for name, value in point.items())
         name = f"{search.method}, {values}, seed {seed}"
-        return RunRequest(name, folder, partial(make_run, prepared, folder, self.engine))
+        run = partial(make_run, prepared, folder, self.engine, group=self.group)
+        return RunRequest(name, folder, run)
 
     def _trial(self, method: str, point: Point, outcomes: Sequence[RunOutcome]) -> Trial:
         return Trial(
@@ -242,7 +274,12 @@ def make_run(
     engine: EngineChoice | None,
     display: ProgressDisplay,
     name: str,
+    group: Group | None = None,
 ) -> Status:
-    """Make or continue a run in its folder, and report to the display; return how it ended."""
-    callbacks = [display.follow(name)]
+    """Make or continue a run in its folder, and report to the display; return how it ended.
+
+    It reports to trackers where it has a group.
+    """
+    tracked = [] if group is None else trackers(prepared.settings, folder, group)
+    callbacks = [*tracked, display.follow(name)]
     return start(prepared, folder, resume=True, callbacks=callbacks, choice=engine).record.status

@@ -168,7 +168,7 @@ def choose_best(
 
 def search_digest(settings: RunSettings, space: Space, run: RunFolder) -> str:
     """Return a digest of what all methods of one search share; a run's record adds the data."""
-    ignored = {"name", "method", "compare", "tune", "flower", "engine"}
+    ignored = {"name", "method", "compare", "tune", "flower", "engine", "track"}
     engine = {"dtype": settings.engine.dtype, "precision": settings.engine.precision}
     facts = [settings.model_dump(mode="json", exclude=ignored), engine]
     facts += [space.model_dump(mode="json"), run.read_run().content()]

@@ -71,6 +71,13 @@ def cells(row: TunedMethod) -> list[str]:
     ]
 
 
+def markdown_tuning_table(rows: Sequence[TunedMethod]) -> str:
+    """Return the table in Markdown."""
+    head = ["method", "score", "measured on", "chosen", "trials", "failed", "at the edge"]
+    lines = [head, ["---"] * len(head), *map(cells, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def footnotes(rows: Sequence[TunedMethod], validation_examples: int | None) -> list[Footnote]:
     """Return what a reader of the table has to know."""
     notes = []

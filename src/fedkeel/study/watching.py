@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from fedkeel.engine.process.interrupts import interrupts
+from fedkeel.runner.notebook_progress import NotebookBars
 from fedkeel.runner.progress import ProgressDisplay, progress_display
 
 
 def display_of(progress: bool | None) -> ProgressDisplay:
-    """Return what shows the progress of a call; with None it is shown on a terminal alone."""
+    """Return what shows the progress of a call; with None on a terminal, and in a notebook."""
     console = Console(stderr=True)
+    if console.is_jupyter and progress is not False:
+        return NotebookBars()
     quiet = not (console.is_terminal if progress is None else progress)
     return progress_display(console, quiet)
 

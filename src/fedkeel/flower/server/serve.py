@@ -32,6 +32,7 @@ from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
+from fedkeel.runner.tracking import trackers
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.task.models import builder
 
@@ -156,7 +157,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
             prepared,
             options.out,
             options.resume,
-            [display.follow(run_name(experiment))],
+            [*trackers(experiment, options.out), display.follow(run_name(experiment))],
             NodeClients(prepared, connection, membership, descriptions),
             choice,
         )

@@ -29,6 +29,7 @@ from fedkeel.task.models import (
     custom,
     densenet,
     fixup,
+    hub,
     lenet,
     mlp,
     recurrent,
@@ -105,11 +106,13 @@ MODELS: Mapping[str, ModelInfo] = MappingProxyType({info.name: info for info in 
 
 
 def builder(name: str) -> Callable[..., object]:
-    """Return what makes the network of this name: a key of `MODELS`, or an import path.
+    """Return what makes the network of this name: a key of `MODELS`, an import path, or a hub's.
 
     Raises:
         ModelError: an unknown name, or a class that cannot be imported.
     """
+    if hub.is_hub_name(name):
+        return hub.builder(name)
     if ":" in name:
         return custom.load(name)
     if name in MODELS:

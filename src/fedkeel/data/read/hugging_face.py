@@ -1,0 +1,240 @@
+"""Data sets of Hugging Face by name or folder, and text as tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.config import Data, Text
+from fedkeel.data.dataset import Dataset, Ints
+from fedkeel.data.read.load import load
+from fedkeel.data.read.raw_examples import stratified_split
+from fedkeel.data.read.user_data import dataset
+from fedkeel.data.user_objects import target_of
+from fedkeel.errors import DataError, did_you_mean
+from fedkeel.optional import imported
+from fedkeel.rng import generator
+from fedkeel.user_code import one_line
+
+PREFIX = "hf:"
+"""What `data.source` begins with where it names a data set of Hugging Face."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a data set mean.
+
+    Args:
+        target: name of the target; None where its name says so.
+        client: name of the column that says whose an example is; None where there is none.
+        drop: columns that are no inputs.
+        categories: columns of a table that hold categories, with or without their names.
+        missing: what becomes of missing values of a table; see `fedkeel.config.Data`.
+        text: which column holds text, and how it becomes tokens; None of other inputs.
+        tokenizer: in place of that which `text` names: a tokenizer of `transformers`, or any
+            callable with its arguments.
+    """
+
+    target: str | None = None
+    client: str | None = None
+    drop: Sequence[str] = ()
+    categories: Sequence[str] | Mapping[str, Sequence[str]] = ()
+    missing: str = "refuse"
+    text: Text | None = None
+    tokenizer: Any = None
+
+
+def load_any(settings: Data) -> tuple[Dataset, Dataset]:
+    """Load the data that settings name, of Hugging Face or any other, as `load` does."""
+    if isinstance(settings.source, str) and settings.source.startswith(PREFIX):
+        return load_hugging_face(settings)
+    if settings.text is not None:
+        raise DataError(
+            "data.text is for a data set of Hugging Face.",
+            got=f"data.source = {settings.source!r}",
+            do='name one: data.source = "hf:NAME", or take data.text away',
+        )
+    return load(settings)
+
+
+def load_hugging_face(settings: Data, seed: int = 0) -> tuple[Dataset, Dataset]:
+    """Load the data set that ``data.source = "hf:NAME"`` names.
+
+    Args:
+        settings: see `fedkeel.config.Data`.
+        seed: draws the test set where the data set has none.
+
+    Returns:
+        The training set and the test set.
+
+    Raises:
+        DataError: it is not here, or a column is not there.
+        ConfigError: a package is not installed.
+    """
+    splits = read_splits(str(settings.source).removeprefix(PREFIX))
+    target = settings.label if settings.label != "label" else None
+    columns = Columns(
+        target, settings.client, settings.drop, settings.categories, settings.missing, settings.text
+    )
+    train, test = train_and_test(splits, columns)
+    if settings.limit is not None and settings.limit < len(train):
+        rows = generator(seed, "data.limit").permutation(len(train))[: settings.limit]
+        train = train.take(np.sort(rows))
+    if test is not None:
+        return train, test
+    groups = train.labels if train.has_labels else np.zeros(len(train), dtype=np.int64)
+    kept, aside = stratified_split(groups, settings.test_fraction, generator(seed, "data.test"))
+    return train.take(kept), train.take(aside)
+
+
+def read_splits(name: str) -> dict[str, Any]:
+    """Return the splits of a data set: of a folder that `save_to_disk` wrote, or by its name.
+
+    By its name it is taken from the cache of `datasets`, or downloaded.
+
+    Raises:
+        ConfigError: `datasets` is not installed.
+        DataError: there is no such data set.
+    """
+    datasets = imported("datasets", "data.source = 'hf:...'")
+    try:
+        is_folder = os.path.isdir(os.path.expanduser(name))
+        path = os.path.expanduser(name)
+        loaded = datasets.load_from_disk(path) if is_folder else datasets.load_dataset(name)
+    except Exception as error:  # whatever its network, its cache or its files give
+        raise DataError(
+            f"The data set {name!r} of Hugging Face cannot be read.",
+            got=one_line(error),
+            expected="a folder that save_to_disk wrote, or a name on the hub",
+            do="check the name; without a network it has to be in the cache",
+        ) from error
+    return splits_of(loaded)
+
+
+def splits_of(value: Any) -> dict[str, Any]:  # noqa: ANN401 - a Dataset or a DatasetDict
+    """Return the splits of a loaded data set, by name."""
+    return dict(value) if isinstance(value, Mapping) else {"train": value}
+
+
+def train_and_test(splits: Mapping[str, Any], columns: Columns) -> tuple[Dataset, Dataset | None]:
+    """Return the split ``train`` and the split ``test``, None where there is none.
+
+    Labels, tokens and the schema of a table are those of the training split.
+
+    Raises:
+        DataError: there is no split ``train``; a column is not there.
+    """
+    if "train" not in splits:
+        raise DataError(
+            "The data set has no split 'train'.", do=did_you_mean("train", list(splits))
+        )
+    train = read_split(splits["train"], columns, "train")
+    if "test" not in splits:
+        return train, None
+    test = read_split(splits["test"], columns, "test")
+    classes = max(train.classes, test.classes)
+    return replace(train, classes=classes), replace(test, classes=classes)
+
+
+def read_split(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN401 - of `datasets`
+    """Return the examples of one split, with the clients that a column names."""
+    client: Ints | None = None
+    names: tuple[str, ...] = ()
+    if columns.client is not None:
+        _check_column(split, columns.client, "client")
+        found, number = np.unique(np.asarray(split[columns.client]), return_inverse=True)
+        client, names = number.astype(np.int64), tuple(map(str, found))
+        split = split.remove_columns([columns.client])
+    if columns.text is None and columns.tokenizer is None:
+        data = dataset(
+            split,
+            target=columns.target,
+            drop=columns.drop,
+            categories=columns.categories,
+            missing=columns.missing,
+            name=name,
+        )
+    else:
+        data = _read_text(split, columns, name)
+    return replace(data, client=client, clients=names)
+
+
+def _read_text(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN401
+    """Return text as ``input_ids`` and ``attention_mask`` [N, T] by name, with labels."""
+    text = columns.text or Text()
+    target = target_of(split.column_names, name, columns.target)
+    column = text.column or _only_text(split, target, columns.drop)
+    _check_column(split, column, "data.text.column")
+    tokenizer = columns.tokenizer or load_tokenizer(text.tokenizer)
+    encoded = tokenizer(
+        list(split[column]), padding="max_length", truncation=True, max_length=text.length
+    )
+    kept = [key for key in ("input_ids", "attention_mask") if key in encoded]
+    x: dict[str, NDArray[np.int64]] = {k: np.asarray(encoded[k], dtype=np.int64) for k in kept}
+    label_names = tuple(getattr(split.features[target], "names", None) or ())
+    y = np.asarray(split[target])
+    if y.dtype.kind not in "iuf":
+        raise DataError(
+            f"{name}: the labels in {target!r} are text.",
+            got=repr(y[0]),
+            expected="numbers from 0, or a ClassLabel",
+            do=f"data.class_encode_column({target!r}) of `datasets` numbers them",
+        )
+    more: dict[str, Any] = {}
+    if label_names:
+        more = {"label_names": label_names, "classes": len(label_names)}
+    return dataset(x, y, name=name, tokens=True, **more)
+
+
+def load_tokenizer(name: str | None) -> Any:  # noqa: ANN401 - of `transformers`
+    """Return the tokenizer of this name or folder, from the cache, or downloaded.
+
+    Raises:
+        ConfigError: none is named, or `transformers` is not installed.
+        DataError: there is no such tokenizer.
+    """
+    if name is None:
+        raise DataError(
+            "Text needs a tokenizer.",
+            do='name it: data.text.tokenizer = "bert-base-uncased", or give from_hf a tokenizer',
+        )
+    transformers = imported("transformers", "data.text.tokenizer")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        raise DataError(
+            f"The tokenizer {name!r} cannot be read.",
+            got=one_line(error),
+            do="check the name; without a network it has to be a folder or in the cache",
+        ) from error
+
+
+def _only_text(split: Any, target: str, drop: Sequence[str]) -> str:  # noqa: ANN401
+    """Return the one column of text."""
+    texts = [
+        key
+        for key, feature in split.features.items()
+        if getattr(feature, "dtype", "") in ("string", "large_string")
+        and key != target
+        and key not in drop
+    ]
+    if len(texts) == 1:
+        return str(texts[0])
+    raise DataError(
+        "Which column holds the text is not known.",
+        got=", ".join(map(repr, texts)) or "no column of text",
+        do='name it: data.text.column = "..."',
+    )
+
+
+def _check_column(split: Any, column: str, what: str) -> None:  # noqa: ANN401
+    if column not in split.column_names:
+        raise DataError(
+            f"The data set has no column {column!r}, which {what} names.",
+            do=did_you_mean(column, split.column_names),
+        )

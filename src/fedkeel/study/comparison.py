@@ -1,0 +1,145 @@
+"""The result of a comparison: its runs, its table, its curves, its page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import plotly.graph_objects as go
+
+from fedkeel.errors import FedkeelError, counted
+from fedkeel.records.comparison import runs_of
+from fedkeel.report.alerts import differences, problems
+from fedkeel.report.claims import Claims, claims_of
+from fedkeel.report.client_gains import ClientRow, markdown_client_table, personal_rows
+from fedkeel.report.columns import ResultRow
+from fedkeel.report.federation_gain import federation_notes
+from fedkeel.report.notebook import Page, by_method, curves, table_html
+from fedkeel.report.runs import MethodResults, load_runs
+from fedkeel.report.tables import markdown_table, result_rows
+from fedkeel.runner.frames import data_frame
+from fedkeel.runner.result import Result
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The result of a comparison.
+
+    Args:
+        results: the finished runs, by method in the order given, then by seed.
+        failures: one line for each run that could not go on.
+        failed: the results of these runs until then.
+        others: number of runs in the folder that no table of this comparison holds, because they
+            have other settings, another model, other data or another version.
+        complete: whether every run was made; false after an interrupt.
+        folder: where it is on disk; None for a comparison in memory.
+    """
+
+    results: list[Result]
+    failures: list[str] = field(default_factory=list)
+    failed: list[Result] = field(default_factory=list)
+    others: int = 0
+    complete: bool = True
+    folder: Path | None = None
+
+    @property
+    def entries(self) -> list[MethodResults]:
+        """The runs, grouped by method, as the report takes them.
+
+        Failed runs are among them; on disk also those of earlier calls that differ only in method
+        and seed.
+        """
+        if self.folder is not None:
+            return load_runs(runs_of(self.folder))
+        return by_method(result.results() for result in [*self.results, *self.failed])
+
+    @property
+    def table(self) -> list[ResultRow]:
+        """One row for each method, with its figures over seeds."""
+        return result_rows([method.summary for method in self.entries], self.claims())
+
+    def claims(self, reference: str | None = None, margin: float | None = None) -> Claims | None:
+        """Return what may be claimed of each method against a reference: see `claims_of`.
+
+        Its ``sentence`` says it in words. None for one method.
+        """
+        return claims_of([method.summary for method in self.entries], reference, margin)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `table` as plain values, ready for JSON."""
+        clients: dict[str, list[dict[str, Any]]] = {}
+        for row in self.clients:
+            clients.setdefault(row.scores.method.label, []).append(row.to_json())
+        return [{**row.to_json(), **_clients_of(row, clients)} for row in self.table]
+
+    @property
+    def clients(self) -> list[ClientRow]:
+        """How scores are distributed over clients; empty where no method has personal models."""
+        return personal_rows(self.entries)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know beside the table: claims, the gain by federation, differences, problems."""
+        entries, claims = self.entries, self.claims()
+        sentences = [claims.sentence] if claims else []
+        return [*sentences, *federation_notes(entries), *differences(entries), *problems(entries)]
+
+    def to_frame(self, of: Literal["methods", "rounds"] = "methods") -> Any:  # noqa: ANN401 - a pandas.DataFrame
+        """Return the results as a `pandas.DataFrame`.
+
+        Args:
+            of: a row for each of the ``methods``, as in `rows`; or for each of the evaluated
+                ``rounds`` of each run, with its metrics on the test set.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        if of == "methods":
+            return data_frame({k: v for k, v in row.items() if k != "clients"} for row in self.rows)
+        return data_frame(
+            {"method": method.label, "seed": run.record.seed, "round": row.round}
+            | dict(row.test.values)
+            for method in self.entries
+            for run in method.runs
+            for row in run.rows
+            if row.test is not None
+        )
+
+    def plot(self, metric: str | None = None) -> go.Figure:
+        """Return the learning curves as a plotly figure: a line for each method, a band over seeds.
+
+        Args:
+            metric: name of a metric of the task; None takes the score.
+
+        Raises:
+            RunError: there is no such metric.
+        """
+        return curves(self.entries, metric)
+
+    def report(self) -> Page:
+        """Return the report page; a notebook shows it, and its `save` writes it to a file."""
+        return Page.of(self.entries)
+
+    def _repr_html_(self) -> str:
+        failures = [f"failed: {failure}" for failure in self.failures]
+        return table_html(self.table, [*self.notes, *failures])
+
+    def __str__(self) -> str:
+        notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]
+        clients = self.clients
+        tables = [markdown_table(self.table), markdown_client_table(clients) if clients else ""]
+        return "\n".join(filter(None, tables)) + "".join(f"\n{note}\n" for note in notes)
+
+    def __repr__(self) -> str:
+        """Return what a notebook shows: the table, where its folder still exists."""
+        try:
+            return str(self)
+        except (OSError, FedkeelError):
+            return f"Comparison of {counted(len(self.results), 'run')} in {self.folder}"
+
+
+def _clients_of(row: ResultRow, clients: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    label = row.summary.method
+    return {"clients": clients[label]} if label in clients else {}

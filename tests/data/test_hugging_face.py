@@ -1,0 +1,164 @@
+"""Data sets of Hugging Face that a test has written, text, its networks, and adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+import fedkeel as fk
+from fedkeel import config
+from fedkeel.errors import ConfigError, DataError, ModelError
+from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.start import start
+from fedkeel.task.models import make
+
+WORDS = ("calm", "good", "fine", "bad", "sharp", "ill")
+TINY = {
+    "vocab_size": 8,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 8,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),  # of peft
+]
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data set of short notes of two hospitals, and a tokenizer of whole words."""
+    folder = tmp_path_factory.mktemp("notes")
+    random = np.random.default_rng(0)
+    splits = {}
+    for split, count in (("train", 40), ("test", 20)):
+        labels = random.integers(0, 2, size=count)
+        words = [
+            random.choice(WORDS[3 * y : 3 * y + 3], size=1 + i % 6) for i, y in enumerate(labels)
+        ]
+        splits[split] = datasets.Dataset.from_dict(
+            {
+                "note": [" ".join(line) for line in words],
+                "hospital": [("north", "south")[i % 2] for i in range(count)],
+                "label": labels.tolist(),
+            }
+        ).cast_column("label", datasets.ClassLabel(names=["well", "ill"]))
+    datasets.DatasetDict(splits).save_to_disk(folder / "data")
+    ids = {"[PAD]": 0, "[UNK]": 1, **{word: 2 + i for i, word in enumerate(WORDS)}}
+    whole = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    whole.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=whole, pad_token="[PAD]", unk_token="[UNK]", model_max_length=8
+    )
+    fast.save_pretrained(folder / "tokenizer")
+    return folder
+
+
+def experiment(notes: Path, **model: object) -> config.Experiment:
+    values = {
+        "rounds": 2,
+        "data": {
+            "source": f"hf:{notes / 'data'}",
+            "client": "hospital",
+            "text": {"tokenizer": str(notes / "tokenizer"), "length": 6},
+        },
+        "partition": {"kind": "client"},
+        "model": {"name": "hf:bert", "args": {"config": TINY}, **model},
+        "local": {"lr": 0.1, "epochs": 1, "batch_size": 10},
+        "engine": {"kind": "sequential"},
+    }
+    return config.build(config.Experiment, values, "test")
+
+
+def test_an_experiment_file_trains_adapters_of_a_network_on_text(notes: Path) -> None:
+    lora = {"rank": 2, "layers": ["query", "value"], "train": ["classifier"]}
+    settings = experiment(notes, lora=lora)
+    ingredients = gather(settings)
+    assert ingredients.test.label_names == ("well", "ill")
+    x = ingredients.test.x
+    assert isinstance(x, dict)
+    first = datasets.load_from_disk(notes / "data")["test"][0]["note"].split()
+    assert x["input_ids"][0].tolist()[: len(first)] == [2 + WORDS.index(word) for word in first]
+    assert x["attention_mask"][0].sum() == len(first)
+    assert x["input_ids"].shape == (20, 6)
+
+    result = start(prepare(settings, ingredients))
+    assert result.record.partition.names == ["north", "south"]
+    adapters = 2 * (2 * 8 + 8 * 2)  # of query and value: A [2, 8] and B [8, 2]
+    classifier = 8 * 2 + 2
+    assert sum(t.numel() for t in result.params.values()) == adapters + classifier
+    assert sum(result.rows[1].bytes_up.values()) == 2 * 4 * (adapters + classifier)
+    assert result.last > result.scores()[0][1] - 0.2
+    before = prepare(settings, ingredients).server.params
+    assert any(not torch.equal(before[name], result.params[name]) for name in before)
+    assert result.record.key == prepare(settings, gather(settings)).key
+
+
+def test_a_column_a_partition_or_a_partitioner_divides(notes: Path) -> None:
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(30, 4)).astype("float32"), random.integers(0, 3, size=30)
+    table = datasets.Dataset.from_dict(
+        {**{f"x{i}": x[:, i] for i in range(4)}, "y": y, "site": (np.arange(30) % 3).tolist()}
+    )
+    by_site = fk.from_hf(table, client="site")
+    assert by_site.names == ("0", "1", "2")
+    for k in range(3):
+        rows = by_site.client(k)
+        assert rows.tolist() == list(range(k, 30, 3))
+    assert torch.equal(by_site.data.x, torch.from_numpy(x))
+
+    split = {"kind": "dirichlet", "clients": 3, "alpha": 0.5}
+    drawn = fk.from_hf(table, partition=split, drop=["site"], seed=3)
+    same = fk.dirichlet(x, y, clients=3, alpha=0.5, seed=3)
+    assert [drawn.client(k).tolist() for k in range(3)] == [
+        same.client(k).tolist() for k in range(3)
+    ]
+
+    text = fk.from_hf(str(notes / "data"), client="hospital", tokenizer=str(notes / "tokenizer"))
+    assert text.test is not None
+    assert (len(text.test), text.data.x["input_ids"].shape) == (20, (40, 128))
+    with pytest.raises(ConfigError, match="How the data set is divided"):
+        fk.from_hf(table)
+
+
+def test_a_partitioner_of_flwr_datasets_is_taken_as_it_is(notes: Path) -> None:
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    whole = datasets.load_from_disk(notes / "data")
+    clients = fk.from_hf(
+        whole,
+        partitioner=partitioners.NaturalIdPartitioner(partition_by="hospital"),
+        tokenizer=str(notes / "tokenizer"),
+        drop=["hospital"],
+    )
+    hospitals = np.asarray(whole["train"]["hospital"])
+    assert [set(hospitals[clients.client(k)]) for k in range(2)] == [{"north"}, {"south"}]
+
+
+def test_trained_weights_are_taken_from_a_folder(notes: Path, tmp_path: Path) -> None:
+    made = make("hf:bert", (), 2, {"config": TINY})
+    made.save_pretrained(tmp_path / "bert")
+    read = make(f"hf:{tmp_path / 'bert'}", (), 2)
+    assert isinstance(read, nn.Module)
+    assert all(torch.equal(read.state_dict()[k], v) for k, v in made.state_dict().items())
+
+
+def test_what_is_not_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="needs the package 'timm'"):
+        make("timm:resnet18", (3, 32, 32), 10)
+    with pytest.raises(ModelError, match="there is no task 'translate'"):
+        make("hf:bert", (), 2, {"task": "translate", "config": TINY})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="cannot be read"):
+        fk.from_hf(str(tmp_path / "empty"), client="site")
