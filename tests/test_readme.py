@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -114,19 +113,6 @@ def test_the_guide_on_tasks_runs() -> None:
     known = {*LOSSES, *METRICS, "top3"}
     assert set(listed) <= known
     assert set(LOSSES) <= set(listed)
-
-
-@pytest.mark.slow
-def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    notebook = json.loads((FIRST_PAGES / "is-it-worth-it.ipynb").read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    names: dict[str, object] = {}
-    for source in cells[:-1]:  # the last one draws
-        exec(source.replace('"rounds": 20', '"rounds": 2'), names)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [
-        "north", "south", "east", "west", "fedavg", "fedprox(mu=0.1)", "scaffold", "fedgh"
-    ]  # fmt: skip
 
 
 def test_the_readme_is_short() -> None:
