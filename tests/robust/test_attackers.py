@@ -257,7 +257,7 @@ def test_an_encoded_update_is_not_changed() -> None:
     under("label_flip", "topk")
 
 
-@pytest.mark.parametrize("kind", ["label_flip", "sign_flip", "gaussian"])
+@pytest.mark.parametrize("kind", ["label_flip", "sign_flip", "gaussian", "scaling", "backdoor"])
 def test_a_lying_node_sends_what_a_simulated_attacker_does(tmp_path: Path, kind: str) -> None:
     run = under(kind, per_round=4)
     remote = run_on_nodes(run, InProcessGrid(make_nodes(run, tmp_path)))
