@@ -32,7 +32,7 @@ def test_a_node_with_a_policy(toy: Path, patience: float, tmp_path: Path) -> Non
     folder = RunFolder(out)
     with Federation(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out)})
-        assert eventually(lambda: rows(out) == 4, 20 * patience), federation.tail("superlink")
+        assert eventually(lambda: rows(out) == 4, 12 * patience), federation.tail("superlink")
         first = folder.rows()
         assert [row.clients for row in first[1:]] == [[0, 1]] * 3
         spent = call("flower", "ledger", site / "policy.toml", "--json").json
@@ -40,7 +40,7 @@ def test_a_node_with_a_policy(toy: Path, patience: float, tmp_path: Path) -> Non
         assert (run["count"], run["sigmas"]) == (3, [2.0])
         assert run["total"] == composed_epsilon([(Release(), 2.0, 3)], 0.01) < 2.0
         federation.submit(app, {"out": str(tmp_path / "second")})
-        assert eventually(lambda: rows(tmp_path / "second") == 4, 20 * patience)
+        assert eventually(lambda: rows(tmp_path / "second") == 4, 12 * patience)
     for row in RunFolder(tmp_path / "second").rows()[1:]:
         assert row.clients == [0]
         ((reason, clients),) = row.faults.items()

@@ -112,6 +112,16 @@ def test_a_resumed_run_remembers_what_it_has_spent(
     assert same(start(run, tmp_path / "run", resume=True), start(run))
 
 
+def test_an_experiment_that_names_its_noise_is_written_and_read_again() -> None:
+    """A written experiment, as in a run folder or an exported app, has every default in it."""
+    written = fk.Privacy(**BUDGET.model_dump())
+    assert "clip" in written.model_fields_set
+    run = prepared("dpclient(norm=0.5, sigma=9.0)", privacy=written)
+    assert run.plan.reduction.norm == 0.5
+    with pytest.raises(ConfigError, match="says otherwise"):
+        prepared("dpclient(norm=0.5, sigma=9.0)", privacy=BUDGET.model_copy(update={"clip": 2.0}))
+
+
 def test_an_early_end_spends_less() -> None:
     run = prepared(privacy=BUDGET, cohort=ALL, rounds=9, stop=fk.Stop(target=0.01))
     result = start(run)

@@ -16,7 +16,7 @@ from fedkeel.errors import ConfigError, DataError, RunError
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import RunOptions, serve
 from fedkeel.method.round_values import Replies
-from fedkeel.report.runs import main_settings
+from fedkeel.report.runs import load_runs, main_settings
 from fedkeel.robust import collusion
 from fedkeel.robust.attackers import Attack, attackers
 from fedkeel.robust.collusion import KNOWING
@@ -257,7 +257,7 @@ def test_an_encoded_update_is_not_changed() -> None:
     under("label_flip", "topk")
 
 
-@pytest.mark.parametrize("kind", ["label_flip", "sign_flip", "gaussian"])
+@pytest.mark.parametrize("kind", ["label_flip", "sign_flip", "gaussian", "scaling", "backdoor"])
 def test_a_lying_node_sends_what_a_simulated_attacker_does(tmp_path: Path, kind: str) -> None:
     run = under(kind, per_round=4)
     remote = run_on_nodes(run, InProcessGrid(make_nodes(run, tmp_path)))
@@ -266,6 +266,18 @@ def test_a_lying_node_sends_what_a_simulated_attacker_does(tmp_path: Path, kind:
         row.bytes_down.clear()
     assert same(remote, local)
     assert not same_up_to_rounding(local, ran(per_round=4))
+
+
+def test_seeds_with_other_attackers_are_runs_of_one_method(tmp_path: Path) -> None:
+    """The data that they begin with are the same, whoever changes some of them."""
+    for seed in range(3):
+        attack = fk.Adversary(kind="backdoor", share=0.3)
+        start(prepared(adversary=attack, seed=seed, rounds=1), tmp_path / str(seed))
+    (method,) = load_runs([tmp_path / str(seed) for seed in range(3)])
+    assert len({run.record.adversary for run in method.runs}) > 1
+    start(prepared(rounds=1), tmp_path / "honest")
+    honest = load_runs([tmp_path / "honest"])[0].record.data.fingerprint
+    assert {run.record.data.fingerprint for run in method.runs} == {honest}
 
 
 @pytest.mark.parametrize("kind", ["alie", "mimic"])

@@ -113,7 +113,9 @@ class Local(Settings):
             examples. A pass's last step has what is left.
         sampling: for `steps`: ``continue`` goes on where the client's last round stopped,
             reshuffling after each pass (GradMA's I); ``random`` draws each batch anew without
-            replacement (FedGC's B).
+            replacement (FedGC's B); ``poisson`` draws each example by itself with probability B / N
+            in each step, so that B is the expected number and a batch may be empty. That is for
+            `dpsgd`, whose account then gains by the sampling.
         drop_last: drop a pass's short last batch ``never``, ``always``, or only if it has a
             ``single`` example, which batch normalisation cannot take. A client's only batch stays.
         optimiser: ``sgd``, ``adam`` or ``adamw``, as in torch.optim.
@@ -140,7 +142,7 @@ class Local(Settings):
     steps: int | None = Field(None, ge=1)
     batch_size: int | Literal["all"] = 32
     accumulate: int = Field(1, ge=1)
-    sampling: Literal["continue", "random"] = "continue"
+    sampling: Literal["continue", "random", "poisson"] = "continue"
     drop_last: Literal["never", "single", "always"] = "never"
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     keep_state: bool = False
@@ -164,8 +166,12 @@ class Local(Settings):
     def _complete(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either 'epochs' or 'steps'")
-        if self.steps is None and self.sampling == "random":
-            raise ValueError("sampling = \"random\" is for 'steps', and these are 'epochs'")
+        if self.steps is None and self.sampling != "continue":
+            raise ValueError(f"sampling = {self.sampling!r} is for 'steps', and these are 'epochs'")
+        if self.sampling == "poisson" and (self.batch_size == "all" or self.accumulate > 1):
+            raise ValueError(
+                "sampling = 'poisson' needs a 'batch_size', which is expected, and no 'accumulate'"
+            )
         if self.batch_size != "all" and self.batch_size < 1:
             raise ValueError("'batch_size' must be >= 1 or \"all\"")
         if self.batch_size == "all" and self.accumulate > 1:

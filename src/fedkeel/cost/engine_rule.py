@@ -21,7 +21,7 @@ from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.affinity import core_count
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.rehearsal import with_empty_answers
-from fedkeel.engine.vectorized.facts import establish
+from fedkeel.engine.vectorized.facts import establish, why_not_compiled
 from fedkeel.errors import RunError
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
@@ -178,7 +178,7 @@ def _is_exact(work: Work, requested: config.Engine) -> bool:
 def _obstacle(prepared: Prepared) -> str:
     """Return why a run's steps cannot be compiled, "" where they can."""
     setup = prepared.setup
-    if reason := setup.training.network.traits.why_not_traceable:
+    if reason := why_not_compiled(setup):
         return f"steps are not compiled: {reason}"
     if prepared.ingredients.model in MODELS and not user_modules(prepared.plan.parts):
         return ""

@@ -49,6 +49,8 @@ def plan(
       (seed, "passes", p, client). So it goes on across rounds, as GradMA's cycling loader.
     - `steps`, ``random``: each batch is min(B, N) examples drawn without replacement, one batch
       after the other from the stream (seed, "batches", round, client).
+    - `steps`, ``poisson``: each example is in each batch with probability min(B, N) / N, by that
+      stream: N numbers for each batch. A batch may be empty.
 
     With ``batch_size = "all"`` every batch is 0..N-1 in stored order, and nothing is drawn.
 
@@ -75,6 +77,8 @@ def plan(
     if local.steps is not None and local.sampling == "continue":
         return _continue(cut, n, seed, client, range(done, done + count))
     random = random or generator(seed, "batches", round, client)
+    if local.sampling == "poisson":
+        return [np.flatnonzero(random.random(n) < cut.size / n) for _ in range(count)]
     if local.steps is not None:
         size = min(cut.size, n)
         return [random.choice(n, size, replace=False) for _ in range(count)]
@@ -102,6 +106,8 @@ def count_steps(local: Local, n: int) -> int:
 def count_examples(local: Local, n: int, done: int = 0) -> int:
     """Return the number of examples in a round's mini-batches, each as often as it occurs.
 
+    With ``poisson`` it is the expected number, but for rounding.
+
     Args:
         local: as in `plan`.
         n: as in `plan`.
@@ -112,7 +118,7 @@ def count_examples(local: Local, n: int, done: int = 0) -> int:
     """
     cut = _cut(local, n)
     count = _steps(local, cut)
-    if local.steps is not None and local.sampling == "random":
+    if local.steps is not None and local.sampling in ("random", "poisson"):
         return count * min(cut.size, n)
     start = done if local.steps is not None else 0
     ends = (start + count) // cut.count - start // cut.count  # batches that end a pass
@@ -157,8 +163,12 @@ def batches_per_pass(local: Local, n: int) -> int:
 def batch_sizes(local: Local, n: int) -> set[int]:
     """Return the numbers of examples that mini-batches of a client of N examples have.
 
+    With ``poisson`` it is the expected number.
+
     >>> batch_sizes(Local(lr=0.1, epochs=3, batch_size=2), 5) == {2, 1}
     True
     """
     cut = _cut(local, n)
+    if local.sampling == "poisson":
+        return {cut.size}
     return {cut.size, cut.last} if cut.count > 1 else {cut.last}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -81,6 +82,15 @@ def take_examples(setup: TrainingSetup, rows: Ints) -> Batch:
     """Return some rows of the training set as a batch."""
     index, data = torch.from_numpy(rows), setup.federation.data
     return Batch(rows_of(data.x, index), rows_of(data.y, index))
+
+
+def with_expected(setup: TrainingSetup, batch: Batch, n: int) -> Batch:
+    """Return a batch of a client of `n` examples with the number that it expects, see `Batch`."""
+    local = setup.training.local
+    if local.sampling != "poisson":
+        return batch
+    (expected,) = batches.batch_sizes(local, n)
+    return replace(batch, expected=expected)
 
 
 def label_counts(y: Values, classes: int) -> Tensor:

@@ -19,6 +19,7 @@ from fedkeel.engine.client_inputs import (
     first_pass_length,
     noise_source,
     take_examples,
+    with_expected,
 )
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method import checks
@@ -80,11 +81,8 @@ def train_client(
         with torch.random.fork_rng(devices=[]):
             seed_torch(torch_seed(setup.seed, "torch", message.round, job.client))
             # the distinct examples of the round, for parts that prepare them
-            distinct = (
-                np.unique(np.concatenate(batch_positions))
-                if setup.training.plan.preparations
-                else None
-            )
+            prepares = bool(setup.training.plan.preparations)
+            distinct = np.unique(np.concatenate(batch_positions)) if prepares else None
             client, local = client_start(
                 setup.training,
                 message,
@@ -116,7 +114,7 @@ def train_client(
                 local = client_step(
                     client,
                     local,
-                    batch,
+                    with_expected(setup, batch, len(rows)),
                     rows=_index_in(distinct, positions),
                     first_pass=_index_in(distinct, first_pass),
                     noise=noise(),

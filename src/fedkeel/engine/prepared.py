@@ -95,6 +95,12 @@ class Prepared:
         """Who takes part in a round: everybody where all examples are in one place."""
         return self.settings.cohort if self.pooled is None else config.Cohort()
 
+    @property
+    def data_digest(self) -> str:
+        """Digest of the examples, before attackers changed theirs, which depends on the seed."""
+        data = self.setup.federation.data
+        return data.fingerprint() if self.attack is None else self.attack.data_digest
+
     @cached_property
     def server_seed(self) -> int:
         """The seed of cohorts and of what the server's parts draw."""

@@ -358,6 +358,10 @@ class Step:
             )
             return grads, value
 
+        if not len(self.batch):  # drawn by Poisson sampling, see `Batch.expected`
+            if not self.recorded_losses:
+                self.recorded_losses.append(next(iter(params.values())).new_zeros(()))
+            return {name: value.new_zeros((0, *value.shape)) for name, value in params.items()}
         model = self._with_personal(params)
         grads, values = map_examples(one, self.batch)
         if not self.recorded_losses:

@@ -12,6 +12,7 @@ from fedkeel.method.compose import WHY, Plan, length_hint
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_path import nonlinear_optimiser
 from fedkeel.method.part import Capability, Part
+from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
 
@@ -129,6 +130,31 @@ def check_optimiser(plan: Plan, local: Local) -> None:
         expected=need.value,
         why=f"{part.name} {WHY[need]}, and {reason}",
         do=f"{remedy}, or drop {part.name}{length_hint(part)}",
+    )
+
+
+def check_sampling(plan: Plan, local: Local) -> None:
+    """Refuse Poisson batches where a step would divide by the number that came, or none came.
+
+    Raises:
+        CompositionError: the method is not `dpsgd` alone in its steps.
+    """
+    if local.sampling != "poisson":
+        return
+    rule = plan.gradient_rule
+    is_dpsgd = isinstance(rule, DPSGD) and rule.clipped == "example"
+    others = [part.name for part in (*plan.personals, *plan.preparations)]
+    others += [plan.local_model.name] if plan.local_model else []
+    if plan.weights == "processed":
+        others.append("weights = 'processed'")
+    if is_dpsgd and not others:
+        return
+    remedy = f"drop {', '.join(others)}" if is_dpsgd else "add dpsgd, or [privacy] of examples"
+    raise CompositionError(
+        "local.sampling = 'poisson' is for dpsgd.",
+        got=f"method {plan.expression!r}, weights {plan.weights!r}",
+        why="a batch may be empty, and its sum is divided by the expected number of examples",
+        do=f"{remedy}, or set local.sampling = 'random'",
     )
 
 

@@ -75,8 +75,11 @@ class Schedule:
 
     def of_examples(self, n: int) -> Release:
         """Return what a counted release of a client of `n` examples is, see `releases`."""
-        if self._draws_batches:
-            return Release("fixed_size", max(batches.batch_sizes(self.local, n)), n)
+        size = max(batches.batch_sizes(self.local, n))
+        if self._draws_batches and self.local.sampling == "random":
+            return Release("fixed_size", size, n)
+        if self._draws_batches and size < n:
+            return Release("poisson", size, n)
         return Release()
 
     @property
@@ -84,7 +87,7 @@ class Schedule:
         """Whether each batch is drawn anew, and not as a part of a pass."""
         local = self.local
         is_all = local.examples_per_step == "all"
-        return local.steps is not None and local.sampling == "random" and not is_all
+        return local.steps is not None and local.sampling != "continue" and not is_all
 
     def releases(self, n: int, participations: int) -> int:
         """Return how many releases a client of `n` examples makes.
@@ -192,7 +195,9 @@ class Budget:
     def account(self, release: Release) -> Account:
         """Return the account of releases of a kind."""
         kind, rounds = release.kind(self.privacy.accountant), self.schedule.rounds
-        account = Account(release, self.sigma, kind, rounds * (self.schedule.local.epochs or 1))
+        local = self.schedule.local
+        each = local.steps if local.sampling == "poisson" else local.epochs
+        account = Account(release, self.sigma, kind, rounds * (each or 1))
         return self._accounts.setdefault(release, account)
 
     def spent(self, rounds: int, trained: Ints) -> float:
@@ -301,7 +306,7 @@ def described(budget: Budget) -> str:
         release = schedule.of_clients
         return f"a release for each round; {_drawn(release, 'client')}; {_neighbours(release)}"
     worst = worst_releases(schedule, schedule.participations())[0][0]
-    what = "local step" if worst.sampling == "fixed_size" else "pass over a client's examples"
+    what = "local step" if worst.sampling != "all" else "pass over a client's examples"
     return f"a release for each {what}; {_drawn(worst, 'example')}; {_neighbours(worst)}"
 
 

@@ -107,7 +107,8 @@ def _named_part(plan: Plan, privacy: Privacy) -> NoisyPart | None:
     if part is None:
         return None
     unit = "example" if isinstance(part, DPSGD) else "client"
-    chosen = {"clip", "quantile"} & privacy.model_fields_set
+    fields = type(privacy).model_fields  # a written experiment names the defaults, too
+    chosen = {n for n in ("clip", "quantile") if getattr(privacy, n) != fields[n].default}
     if unit != privacy.unit or chosen:
         raise ConfigError(
             f"The method names {part.name}, and [privacy] says otherwise.",

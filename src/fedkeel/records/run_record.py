@@ -95,7 +95,7 @@ class DataRecord:
         client_scales: the scale of each client's inputs by its name, where each has its own.
         shape: shape of an input; empty where there are several by name.
         inputs: shape of each input by name, where there are several.
-        fingerprint: digest of the training set.
+        fingerprint: digest of the training set, without what simulated attackers change in it.
     """
 
     sources: list[str] = field(default_factory=list)

@@ -77,7 +77,8 @@ def find_attack(settings: Run, federation: Federation) -> Attack | None:
             do="leave out [adversary], or try the attack on examples of one data set",
         )
     clients = attackers(settings.adversary, len(federation), settings.seed)
-    return Attack(settings.adversary, clients, settings.seed)
+    digest = federation.data.fingerprint()
+    return Attack(settings.adversary, clients, settings.seed, digest)
 
 
 def check_attack(attack: Attack | None, plan: Plan) -> None:
@@ -116,11 +117,13 @@ class Attack:
         settings: the attack.
         attackers: their numbers, ascending.
         seed: seed of the run.
+        data_digest: digest of the examples before attackers changed theirs.
     """
 
     settings: Adversary
     attackers: Ints
     seed: int
+    data_digest: str = ""
 
     @property
     def changes_updates(self) -> bool:

@@ -13,7 +13,6 @@ from fedkeel import config
 from fedkeel.cost.engine_rule import choose_engine
 from fedkeel.cost.memory import estimate_run
 from fedkeel.data.cohort import new_clients
-from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.affinity import core_count
 from fedkeel.errors import counted
@@ -90,7 +89,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         adversary="" if prepared.attack is None else prepared.attack.description,
         judges="personal" if prepared.judges_personal_models else "global",
         new_clients=new_clients(settings.cohort, len(prepared.clients), settings.seed).tolist(),
-        data=_data_record(setup),
+        data=_data_record(prepared),
         partition=PartitionRecord.of(
             {
                 **federation.how,
@@ -115,8 +114,8 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
     )
 
 
-def _data_record(setup: TrainingSetup) -> DataRecord:
-    data = setup.federation.data
+def _data_record(prepared: Prepared) -> DataRecord:
+    setup, data = prepared.setup, prepared.setup.federation.data
     return DataRecord(
         sources=list(data.sources),
         train=len(setup.federation.rows),
@@ -129,7 +128,7 @@ def _data_record(setup: TrainingSetup) -> DataRecord:
         client_scales={k: Scale(*map(list, pair)) for k, pair in data.client_scales.items()},
         shape=list(data.shape) if isinstance(data.shape, tuple) else [],
         inputs={k: list(v) for k, v in data.shape.items()} if isinstance(data.shape, dict) else {},
-        fingerprint=data.fingerprint(),
+        fingerprint=prepared.data_digest,
     )
 
 

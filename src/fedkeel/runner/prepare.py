@@ -38,7 +38,7 @@ from fedkeel.memory import format_bytes, free_memory
 from fedkeel.method.compose import SIMULATION, Plan
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
-from fedkeel.method.legality import check_optimiser
+from fedkeel.method.legality import check_optimiser, check_sampling
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.plugins import describe_user_parts, digests_of_modules
@@ -184,6 +184,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             callable(ingredients.augment),
         )
         plan = training.plan
+    check_sampling(plan, training.local)
     if settings.flower.secure_aggregation:
         check_secure_aggregation(settings.method, training)
     setup = TrainingSetup(
@@ -466,6 +467,8 @@ def _check_evaluation_memory(setup: TrainingSetup) -> None:
 
 def has_batch_of(local: config.Local, n: int, rounds: int, size: int) -> bool:
     """Return whether a client of `n` examples has a batch of `size` in so many rounds."""
+    if local.sampling == "poisson":
+        return size <= n
     if size not in batches.batch_sizes(local, n):
         return False
     if n == size or local.batch_size == size or local.steps is None:

@@ -177,7 +177,7 @@ def _other_difference(record: RunRecord, prepared: Prepared) -> str:
     version = record.environment.fedkeel
     if version != __version__:
         return f"the version is {__version__}, there {version}"
-    if record.data.fingerprint != prepared.setup.federation.data.fingerprint():
+    if record.data.fingerprint != prepared.data_digest:
         return "the training data differ"
     files = [f"{module.replace('.', '/')}.py" for module in user_modules(prepared.plan.parts)]
     method = f"the method's own code ({', '.join(files)}), " if files else ""

@@ -25,11 +25,14 @@ class Batch:
         y: [B, ...] targets: labels [B], class probabilities [B, Y], quantities, masks, tokens; or
             several by name.
         weight: [B] 1 for a real example and 0 for padding; None where all are real.
+        expected: number of examples that a batch expects, over which sums are then divided, where
+            each is drawn by itself; None where B is no accident.
     """
 
     x: Values
     y: Values
     weight: Tensor | None = None
+    expected: int | None = None
 
     @classmethod
     def of_one(cls, x: Values, y: Values) -> Batch:
@@ -79,9 +82,13 @@ class Output:
 def batch_mean(values: Tensor, batch: Batch) -> Tensor:
     """Return the mean of a value for each example, [B], over the real ones; [] as it stands.
 
+    Of a batch that expects a number of examples it is their sum over that number.
+
     Raises:
         ModelError: some examples are padding, and there is one value for all.
     """
+    if batch.expected is not None and values.ndim:
+        return values.sum() / batch.expected
     if batch.weight is None:
         return values.mean() if values.ndim else values
     if values.ndim == 0:

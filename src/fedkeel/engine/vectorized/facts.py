@@ -56,10 +56,17 @@ def establish(setup: TrainingSetup) -> SetupFacts:
 def _try_out(setup: TrainingSetup) -> SetupFacts:
     """Find out what decides how a setup is trained, by trials on a few examples."""
     network, short = setup.training.network, has_short_rounds(setup)
-    if reason := network.traits.why_not_traceable:
+    if reason := why_not_compiled(setup):
         return SetupFacts(reason, RandomDraws(False, reason=reason), reason, short)
     draws = random_draws(network, few_examples(setup))
     return SetupFacts("", draws, _padding_obstacle(setup, draws), short)
+
+
+def why_not_compiled(setup: TrainingSetup) -> str:
+    """Return why no step of a setup is compiled, as far as no trial is needed; "" for no reason."""
+    if setup.training.local.sampling == "poisson":
+        return "batches drawn by Poisson sampling differ in size, and may be empty"
+    return setup.training.network.traits.why_not_traceable
 
 
 def _padding_obstacle(setup: TrainingSetup, draws: RandomDraws | None) -> str:

@@ -141,8 +141,13 @@ class ReplyReader:
         """
         setup = self.prepared.setup
         size = int(setup.federation.sizes[request.client])
-        expected = batches.count_examples(setup.training.local, size, request.steps_done)
-        if result.examples != expected or not 0 < result.steps <= result.examples:
+        local = setup.training.local
+        expected = batches.count_examples(local, size, request.steps_done)
+        is_possible = result.examples == expected and 0 < result.steps <= result.examples
+        if local.sampling == "poisson":  # the node alone knows how many were drawn
+            steps = batches.count_steps(local, size)
+            is_possible = result.steps == steps and 0 <= result.examples <= steps * size
+        if not is_possible:
             raise WireError(
                 "A reply counts other work than was asked for.",
                 got=f"{result.steps} steps, {result.examples} examples",

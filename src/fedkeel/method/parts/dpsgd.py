@@ -47,9 +47,9 @@ class DPSGD(GradientRule):
         ``mean`` sigma c z.
     Deviations: without the setting `privacy` nothing is accounted for, and noise as small as
         FedReg's gives no useful privacy. The paper draws each example with a fixed probability and
-        divides by the expected number; here the run makes the batches, and B is the number of
-        examples in each. Penalties
-        are added to g as they are. What other parts compute or send of the data (Mime's gradients,
+        divides by the expected number, as here with local.sampling = ``poisson``; other batches are
+        those of any method, and B is the number of examples in each. Penalties are added to g as
+        they are. What other parts compute or send of the data (Mime's gradients,
         say) is neither clipped nor noisy. The noise of a run can be computed from its seed.
 
     Example:
@@ -72,11 +72,12 @@ class DPSGD(GradientRule):
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the mean of the clipped gradients, with noise, and the penalties' gradients."""
         examples = step.example_grads(params)  # [B, ...]
-        squares = torch.stack([g.square().reshape(len(g), -1).sum(1) for g in examples.values()])
+        rows = (g.square().reshape(len(g), g.shape[1:].numel()) for g in examples.values())
+        squares = torch.stack([row.sum(1) for row in rows])
         lengths = squares.sum(dim=0).sqrt()  # [B]
         weight = step.batch.weight
         real = torch.ones_like(lengths) if weight is None else weight.to(lengths.dtype)
-        count = real.sum()
+        count = real.sum() if step.batch.expected is None else step.batch.expected
         if self.clipped == "example":
             real = real * self._factor(lengths)
         grads = {k: torch.einsum("b,b...->...", real, g) / count for k, g in examples.items()}
