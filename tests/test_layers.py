@@ -65,7 +65,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "system": DOMAIN | {"engine", "cost"},
     "runner": DOMAIN | {"engine", "cost", "diagnose", "report", "robust", "system"},
     "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
-    "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust"},
+    "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust", "system"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report"},
 }

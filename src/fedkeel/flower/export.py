@@ -16,6 +16,7 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.secure_aggregation import refuse_secure_aggregation
 from fedkeel.method.grammar import parse
 from fedkeel.source_digest import imported_modules
+from fedkeel.system.legality import refuse_virtual_time
 from fedkeel.task.models import builder
 from fedkeel.user_code import working_directory_first
 from fedkeel.version import __version__
@@ -61,7 +62,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
         RunError: the folder is not empty, or cannot be written to; or a module of the user has the
             name of the app's package.
     """
-    parse(experiment.method, weights=experiment.weights)
+    refuse_virtual_time(experiment, parse(experiment.method, weights=experiment.weights))
     builder(experiment.model.name)
     is_on_nodes(experiment)
     refuse_secure_aggregation(experiment)

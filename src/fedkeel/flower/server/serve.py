@@ -33,6 +33,7 @@ from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
+from fedkeel.system.legality import refuse_virtual_time
 from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
@@ -116,7 +117,8 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     check_federation(experiment)
     refuse_on_nodes(experiment.adversary)
     settings = experiment.flower
-    parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
+    # before it waits for nodes
+    refuse_virtual_time(experiment, parse(experiment.method, weights=experiment.weights))
     builder(experiment.model.name)
     check_settings(options.out, experiment)
     connection = NodeConnection(grid, settings)
