@@ -72,7 +72,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "runner": DOMAIN
     | {"engine", "cost", "diagnose", "report", "robust", "secure", "system", "track"},
     "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "track"},
-    "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure"},
+    "flower": DOMAIN
+    | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure", "system"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report", "leakage"},
 }

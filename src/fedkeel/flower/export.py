@@ -16,6 +16,7 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.method.grammar import parse
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
+from fedkeel.system.legality import refuse_virtual_time
 from fedkeel.task.models import builder
 from fedkeel.user_code import working_directory_first
 from fedkeel.version import __version__
@@ -64,6 +65,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
     plan = parse(experiment.method, weights=experiment.weights)
     if experiment.flower.secure_aggregation:
         refuse_single_updates(plan)
+    refuse_virtual_time(experiment, plan)
     builder(experiment.model.name)
     is_on_nodes(experiment)
     modules = user_modules(experiment)

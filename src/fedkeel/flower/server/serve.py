@@ -34,6 +34,7 @@ from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
 from fedkeel.runner.tracking import trackers
 from fedkeel.secure.legality import refuse_single_updates
+from fedkeel.system.legality import refuse_virtual_time
 from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
@@ -119,6 +120,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     plan = parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
     if settings.secure_aggregation:
         refuse_single_updates(plan)
+    refuse_virtual_time(experiment, plan)
     builder(experiment.model.name)
     check_settings(options.out, experiment)
     connection = NodeConnection(grid, settings)
