@@ -22,7 +22,7 @@ WAYS = ("good", "late", "full", "forgets")
 
 def bad(message: Message, context: Context, go_on) -> Message:  # type: ignore[no-untyped-def]
     """Misbehave: ``bad="names:0 late:2"`` of the node's configuration says how, in which round."""
-    if message.metadata.message_type != "train":
+    if message.metadata.message_type not in ("train", "train.masked"):
         return go_on(message, context)
     node = dict(context.node_config)
     ways = dict(word.split(":")[::-1] for word in str(node.get("bad", "")).split())

@@ -323,6 +323,8 @@ class RunRecord:
         warnings: what a user should know about the run, such as that rounding may decide it.
         privacy: the budget of differential privacy: ``unit``, ``epsilon``, ``delta``, ``sigma``,
             the ``accountant``, and what it ``says``, in words; not there without one.
+        secure_sums: in a federation with secure aggregation, of how many nodes each sum is, in
+            words; not there without.
         best_model: ``round`` and ``score`` of the model in model-best.safetensors, and what it was
             ``chosen_on``; None before a model was scored.
         message: why a run failed, was interrupted, or ended before its last round, else "".
@@ -356,6 +358,7 @@ class RunRecord:
     adversary: str = field(default="", metadata=_OPTIONAL)
     warnings: list[str] = field(default_factory=list)
     privacy: PrivacyRecord | None = field(default=None, metadata=_OPTIONAL)
+    secure_sums: str = field(default="", metadata=_OPTIONAL)
     best_model: BestModel | None = None
     message: str = ""
     digests: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)

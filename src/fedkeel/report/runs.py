@@ -158,6 +158,7 @@ def main_settings(record: RunRecord) -> dict[str, str]:
         "score": record.score.label,
         "metrics": ", ".join(metric.label for metric in record.task.metrics),
         **({} if record.privacy is None else {"privacy": record.privacy.text}),
+        **({"secure sums": record.secure_sums} if record.secure_sums else {}),
         **({"attackers": record.adversary.partition(":")[0]} if record.adversary else {}),
     }
 

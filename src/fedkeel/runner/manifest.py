@@ -39,7 +39,7 @@ from fedkeel.records.run_record import (
 from fedkeel.records.score import TaskRecord
 from fedkeel.runner.attack import task_record
 from fedkeel.runner.baselines import describe_baseline
-from fedkeel.runner.warnings import find_warnings
+from fedkeel.runner.warnings import find_warnings, simulated_sums
 from fedkeel.task.losses import loss_name
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
@@ -56,6 +56,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
     network, federation = setup.training.network, prepared.clients
     parts = plan.parts or ()
     is_here = federation.how["kind"] != "nodes"
+    on_nodes = engine is not None and engine.kind == "flower"
     has_histogram = is_here and not is_large(len(federation), federation.data.classes)
     return RunRecord(
         name=settings.name,
@@ -108,8 +109,9 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         engine=engine or choose_engine(prepared),
         environment=environment(),
         estimate=estimate_run(prepared),
-        warnings=find_warnings(prepared),
+        warnings=find_warnings(prepared) + ([] if on_nodes else simulated_sums(prepared)),
         privacy=None if prepared.budget is None else _privacy_record(prepared, prepared.budget),
+        secure_sums=_secure_text(prepared) if on_nodes else "",
     )
 
 
@@ -173,6 +175,17 @@ def _privacy_record(prepared: Prepared, budget: Budget) -> PrivacyRecord:
         accountant=budget.kind,
         says=described(budget),
     )
+
+
+def _secure_text(prepared: Prepared) -> str:
+    flower = prepared.settings.flower
+    if not flower.secure_aggregation:
+        return ""
+    least = f"at least {flower.secure_minimum} nodes and over" if flower.secure_minimum else "over"
+    text = f"the server saw sums of updates alone, each of {least} half of the nodes"
+    if prepared.plan.reduction.sum_noise() > 0.0:
+        text += "; clients added the noise of the privacy budget"
+    return text
 
 
 def _participation_text(prepared: Prepared) -> str:

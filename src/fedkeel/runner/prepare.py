@@ -541,6 +541,8 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
         "metrics": setup.metrics.describe(),
         "own": user_parts,
     }
+    if prepared.settings.flower.secure_aggregation:
+        identity["sums"] = "secure"
     if prepared.unseen:
         identity["only once"] = secrets.token_hex(16)
     digest.update(json.dumps(identity, sort_keys=True).encode())

@@ -80,6 +80,22 @@ def find_warnings(prepared: Prepared) -> list[str]:
     return [message for message in warnings if message]
 
 
+def simulated_sums(prepared: Prepared) -> list[str]:
+    """Return what a simulation does in place of secure sums."""
+    if not prepared.settings.flower.secure_aggregation or prepared.is_baseline:
+        return []
+    text = (
+        "flower.secure_aggregation: a simulation adds updates up without masks; in a federation "
+        "the same sums are rounded to multiples of 2^-42"
+    )
+    if prepared.plan.reduction.sum_noise() > 0.0:
+        text += (
+            ", and each client adds noise for the smallest cohort that flower.quorum allows, so "
+            "with more clients there is more noise than here"
+        )
+    return [text]
+
+
 def _label_warnings(prepared: Prepared) -> tuple[str, ...]:
     """Return the warnings about labels; none where the targets are something else."""
     data, test = prepared.setup.federation.data, prepared.setup.test

@@ -1,0 +1,59 @@
+"""Secure sums between real processes, one of which is killed while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from safetensors.torch import load_file
+
+from fedkeel.config import load
+from fedkeel.flower.local.processes import Federation
+from fedkeel.records.folder import RunFolder
+from fedkeel.runner.prepare import gather, prepare
+from in_process_grid import InProcessGrid, header_of, make_nodes, run_on_nodes
+from toys import eventually
+
+Write = Callable[[Path, list[str]], None]
+
+WORDS = ["method=scaffold", "rounds=3", "partition.clients=3", "cohort.clients=3"]
+
+
+@pytest.mark.processes
+def test_sums_of_processes_are_those_of_plain_updates(
+    misbehaving: Write, patience: float, tmp_path: Path
+) -> None:
+    """In the second round a node dies after the shares are exchanged; in the third it is back."""
+    app, out, state = tmp_path / "app", tmp_path / "run", tmp_path / "state"
+    secure = ["flower.secure_aggregation=true", f"flower.deadline_seconds={2 * patience}"]
+    misbehaving(app, [*WORDS, *secure])
+    nodes = [f'partition-id={i} num-partitions=3 state="{state / str(i)}"' for i in range(3)]
+    nodes[1] += ' bad="dies:1"'
+    folder = RunFolder(out)
+    with Federation(tmp_path / "federation", nodes) as federation:
+        federation.submit(app, {"out": str(out)})
+        is_over = eventually(
+            lambda: folder.exists() and folder.read_run().status != "running", 40 * patience
+        )
+        assert is_over, federation.tail("superlink")
+    record, rows = folder.read_run(), folder.rows()
+    assert record.status == "finished", record.message
+    assert [row.clients for row in rows[1:]] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert "SIGKILL" in next(iter(rows[2].faults))
+    assert list(tmp_path.rglob("secure-sum.json")) == []
+
+    plain = load(app / "federation" / "experiment.toml", ["flower.secure_aggregation=false"])
+    made = prepare(plain, gather(plain))
+    grid = InProcessGrid(make_nodes(made, tmp_path / "plain", nodes=3))
+
+    def dies(kind: str, reply: RecordDict) -> RecordDict | None:
+        return None if kind == "train" and header_of(reply)["round"] == 1 else reply
+
+    grid.edits[10**9 + 7] = dies
+    expected = run_on_nodes(made, grid)
+    model = load_file(out / "model.safetensors")
+    for name, tensor in expected.state_dict().items():
+        assert torch.allclose(model[name], tensor, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,163 @@
+"""The steps of a secure sum: what adds up, what stays hidden, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedkeel.errors import CompositionError
+from fedkeel.method.grammar import parse
+from fedkeel.method.registry import REGISTRY
+from fedkeel.secure.collector import Collector
+from fedkeel.secure.fixed_point import BITS, LARGEST, decoded, encoded
+from fedkeel.secure.legality import refusal, refuse_single_updates
+from fedkeel.secure.participant import Participant, threshold
+from fedkeel.secure.primitives import SecureSumError, mask, new_key, public_key, shared_key
+
+SIZE = 500
+
+
+class Sum:
+    """Participants that have exchanged keys, and a collector."""
+
+    def __init__(self, count: int, silent: tuple[int, ...] = ()) -> None:
+        self.people = {7 * k + 1: Participant.new(7 * k + 1, "run 0") for k in range(count)}
+        self.keys = {k: one.public_keys for k, one in self.people.items()}
+        self.least = threshold(count)
+        self.collector = Collector("run 0", self.least, SIZE, self.keys)
+        for number in [k for i, k in enumerate(self.people) if i not in silent]:
+            after, texts = self.people[number].share(self.keys, self.least)
+            self.people[number] = after
+            self.collector.take_shares(number, texts)
+        random = np.random.default_rng(count)
+        self.values = {k: random.normal(size=SIZE) for k in self.people}
+        self.sent: dict[int, np.ndarray] = {}
+
+    def send(self, number: int) -> None:
+        texts = self.collector.texts_for(number)
+        self.people[number], vector = self.people[number].masked(
+            encoded(self.values[number]), texts
+        )
+        self.sent[number] = vector
+        self.collector.add(number, vector)
+
+    def total(self, helpers: int) -> np.ndarray:
+        survivors, dropped = self.collector.survivors, self.collector.dropped
+        revealed = [self.people[k].reveal(survivors, dropped) for k in survivors[:helpers]]
+        return decoded(self.collector.unmasked(revealed))
+
+
+@pytest.mark.parametrize(
+    ("count", "silent", "dropped", "helpers"),
+    [(2, (), 0, 2), (3, (), 1, 2), (6, (2,), 1, 4), (7, (0, 3), 1, 4)],
+)
+def test_the_sum_is_that_of_who_has_sent(
+    count: int, silent: tuple[int, ...], dropped: int, helpers: int
+) -> None:
+    made = Sum(count, silent)
+    senders = made.collector.shared[dropped:]
+    for number in senders:
+        made.send(number)
+    expected = sum(made.values[k] for k in senders)
+    assert np.abs(made.total(helpers) - expected).max() <= len(senders) * 2.0 ** -(BITS + 1)
+
+
+def test_what_is_sent_looks_random() -> None:
+    """Each bit is 1 for half of the numbers, and sums of too few are no closer to the values."""
+    made = Sum(4)
+    for number in list(made.people):
+        made.send(number)
+    words = np.concatenate(list(made.sent.values()))
+    shares = [float(((words >> np.uint64(bit)) & np.uint64(1)).mean()) for bit in range(64)]
+    assert max(abs(share - 0.5) for share in shares) < 6 * 0.5 / np.sqrt(len(words))
+    three = list(made.sent.values())[:3]
+    partly = decoded(three[0] + three[1] + three[2])
+    expected = sum(list(made.values.values())[:3])
+    assert np.median(np.abs(partly - expected)) > LARGEST / 2
+    with pytest.raises(SecureSumError, match="Too few"):
+        made.total(helpers=made.least - 1)
+
+
+def test_masks_depend_on_every_bit_of_their_key() -> None:
+    key = bytearray(32)
+    plain = mask(bytes(key), 100)
+    for place in (0, 17, 31):
+        key[place] ^= 1
+        assert (mask(bytes(key), 100) != plain).all()
+    mine, theirs = new_key(), new_key()
+    keys = [shared_key(mine, public_key(theirs), purpose) for purpose in ("a", "b")]
+    assert keys[0] == shared_key(theirs, public_key(mine), "a") != keys[1]
+
+
+def test_a_participant_does_not_reveal_what_would_unmask_a_single_vector() -> None:
+    made = Sum(5)
+    numbers = list(made.people)
+    for number in numbers[:4]:
+        made.send(number)
+    one, all_but_last = made.people[numbers[0]], numbers[:4]
+    for survivors, dropped in (
+        (numbers, numbers[4:]),  # both secrets of one
+        (all_but_last, []),  # somebody is missing
+        (numbers[:2], numbers[2:]),  # too few
+        (numbers[1:], numbers[:1]),  # it has sent a vector itself
+        ([*all_but_last, 99], numbers[4:]),  # a stranger
+    ):
+        with pytest.raises(SecureSumError):
+            one.reveal(survivors, dropped)
+    with pytest.raises(SecureSumError, match="unsafe"):
+        made.people[numbers[4]].reveal(all_but_last, numbers[4:])
+    one.reveal(all_but_last, numbers[4:])
+
+
+def test_a_vector_is_masked_once_and_never_for_too_few() -> None:
+    made = Sum(5)
+    number, *others = made.people
+    texts = made.collector.texts_for(number)
+    few = {k: texts[k] for k in others[:1]}
+    vector = encoded(made.values[number])
+    with pytest.raises(SecureSumError, match="too few"):
+        made.people[number].masked(vector, few)
+    swapped = {**texts, others[0]: texts[others[1]]}
+    with pytest.raises(SecureSumError, match="changed on its way"):
+        made.people[number].masked(vector, swapped)
+    made.send(number)
+    with pytest.raises(SecureSumError, match="out of turn"):
+        made.people[number].masked(vector, texts)
+
+
+def test_keys_that_cannot_be_right_are_refused() -> None:
+    one, other = Participant.new(1, "s"), Participant.new(2, "s")
+    keys = {1: one.public_keys, 2: other.public_keys}
+    for wrong in (
+        {1: one.public_keys, 2: one.public_keys},  # a key is there twice
+        {1: other.public_keys, 2: one.public_keys},  # its own is another
+        {2: other.public_keys},
+    ):
+        with pytest.raises(SecureSumError, match="public keys"):
+            one.share(wrong, 2)
+    with pytest.raises(SecureSumError, match="too few"):
+        one.share(keys, 3)
+    zero = {1: one.public_keys, 2: replace(other.public_keys, cipher=bytes(32))}
+    with pytest.raises(SecureSumError, match="is none"):
+        one.share(zero, 2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -2 * LARGEST])
+def test_numbers_that_would_wrap_around_are_refused(value: float) -> None:
+    with pytest.raises(SecureSumError, match="cannot take"):
+        encoded(np.array([0.0, value]))
+    extremes = np.array([LARGEST, -LARGEST, 2.0**-BITS])
+    assert (decoded(encoded(extremes)) == extremes).all()
+
+
+def test_methods_that_need_single_updates_are_refused() -> None:
+    """The capability decides, and what a method sends beside; each reason names a part."""
+    refused = {name: found for name in REGISTRY if (found := refusal(parse(name)))}
+    assert {"fedgh", "fedgc", "median", "krum", "mifa", "mime", "topk", "fednova"} <= set(refused)
+    sums = {"fedavg", "scaffold", "feddyn", "fedadam", "dpclient", "fedcurv", "fedexp", "gcfed"}
+    assert not sums & set(refused)
+    for name in ("fedgh", "scaffold+mime", "fedavg+quantise"):
+        with pytest.raises(CompositionError, match="secure aggregation"):
+            refuse_single_updates(parse(name))
