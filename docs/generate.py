@@ -58,6 +58,7 @@ from fedkeel.privacy.policy import Policy
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord
+from fedkeel.secure.legality import refusal
 from fedkeel.solve.span import Span
 from fedkeel.study.footprint import footprint, footprint_lines
 from fedkeel.task.batch import Batch, Output
@@ -288,6 +289,11 @@ A method that divides by the length of the local path needs a path that is a wei
 gradients. With `local.optimiser = "adam"` or `"adamw"` it is none, and neither with momentum that
 `local.keep_state` keeps from round to round. These are refused then:"""
 
+SECURE_SUMS = """\
+With `flower.secure_aggregation = true` the server of a federation sees sums over the nodes alone;
+see [the guide](../guides/flower.md#secure-aggregation). A combination is refused where one of its
+methods is."""
+
 COMMAND_PAGE = """\
 # The command
 
@@ -371,6 +377,7 @@ def legality() -> str:
             out += _listed(names, verdicts, code)
     out += ["", "## On which tasks", "", *_task_table(names)]
 
+    out += ["", "## With secure aggregation", "", SECURE_SUMS, "", *_sums_alone(names)]
     out += ["", "## Local optimisers", "", BESIDE_ADAM, ""]
     out += [f"- `{name}`: {do}" for name in names if (do := _remedy_beside_adam(name))]
     return "\n".join([*out, ""])
@@ -394,6 +401,19 @@ def _task_table(names: list[str]) -> list[str]:
             marks = ["yes" if kind in accepted else "no" for kind in TASK_KINDS]
             lines.append(f"| `{name}` | {' | '.join(marks)} |")
     return [*lines, "", f"On every kind of task: {', '.join(f'`{name}`' for name in everywhere)}."]
+
+
+def _sums_alone(names: list[str]) -> list[str]:
+    """Return which methods are refused under secure aggregation, and those that are not."""
+    found = {name: refusal(parse(name)) for name in names}
+    allowed = ", ".join(f"`{name}`" for name, reason in found.items() if reason is None)
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in found.items():
+        if reason is not None:
+            part = "" if reason[0] == name else f" (`{reason[0]}`)"
+            by_reason.setdefault(reason[1], []).append(f"`{name}`{part}")
+    refused = [f"- It {reason}: {', '.join(who)}." for reason, who in by_reason.items()]
+    return [f"Allowed: {allowed}.", "", "Refused, with the reason:", "", *refused]
 
 
 def _remedy_beside_adam(name: str) -> str:

@@ -28,8 +28,7 @@ def test_sums_of_processes_are_those_of_plain_updates(
 ) -> None:
     """In the second round a node dies after the shares are exchanged; in the third it is back."""
     app, out, state = tmp_path / "app", tmp_path / "run", tmp_path / "state"
-    secure = ["flower.secure_aggregation=true", f"flower.deadline_seconds={2 * patience}"]
-    misbehaving(app, [*WORDS, *secure])
+    misbehaving(app, [*WORDS, "flower.secure_aggregation=true"])
     nodes = [f'partition-id={i} num-partitions=3 state="{state / str(i)}"' for i in range(3)]
     nodes[1] += ' bad="dies:1"'
     folder = RunFolder(out)

@@ -17,8 +17,11 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
+from fedkeel.method.grammar import parse
+from fedkeel.method.registry import REGISTRY
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.result import Result
+from fedkeel.secure.legality import refusal
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import MARK, NaN, Net, federation, prepared
 
@@ -87,6 +90,20 @@ def test_a_secure_sum_is_the_plain_one(tmp_path: Path, method: str, drops: dict[
         assert row.bytes_up["model"] == other.bytes_up["model"]  # 8 bytes for each number
     reasons = {reason for row in got.rows for reason in row.faults}
     assert len(reasons) == bool(gone)  # enough others helped to unmask the sum
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in REGISTRY if refusal(parse(name)) is None])
+def test_every_method_that_is_allowed_has_the_plain_result(tmp_path: Path, method: str) -> None:
+    more = {"rounds": 2, "clients": federation(3), "per_round": 3}
+    made, plain = (run(method, secure=secure, **more) for secure in (True, False))
+    pair = [
+        run_on_nodes(one, InProcessGrid(make_nodes(one, tmp_path / str(i), nodes=3)))
+        for i, one in enumerate((made, plain))
+    ]
+    assert [row.faults for row in pair[0].rows] == [{}] * 3
+    for name, tensor in pair[1].params.items():
+        assert torch.allclose(pair[0].params[name], tensor, rtol=1e-7, atol=1e-9)
 
 
 def test_float32_keeps_its_precision(tmp_path: Path) -> None:
