@@ -44,7 +44,8 @@ def test_sums_of_processes_are_those_of_plain_updates(
     assert "SIGKILL" in next(iter(rows[2].faults))
     assert list(tmp_path.rglob("secure-sum.json")) == []
 
-    plain = load(app / "federation" / "experiment.toml", ["flower.secure_aggregation=false"])
+    quick = ["flower.deadline_seconds=0.5", "flower.secure_aggregation=false"]
+    plain = load(app / "federation" / "experiment.toml", quick)
     made = prepare(plain, gather(plain))
     grid = InProcessGrid(make_nodes(made, tmp_path / "plain", nodes=3))
 

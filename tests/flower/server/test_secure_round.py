@@ -17,9 +17,13 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
+from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
 from fedkeel.records.folder import RunFolder
+from fedkeel.records.run_record import EngineChoice
+from fedkeel.report.runs import main_settings
+from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.result import Result
 from fedkeel.secure.legality import refusal
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
@@ -68,11 +72,10 @@ def difference(a: Result, b: Result, start: Prepared) -> float:
     ("method", "drops"),
     [
         ("fedavg", {}),
-        ("fedavg", {1: "train.masked"}),
         ("fedavg", {0: "train.shares", 3: "train.masked"}),
-        ("scaffold", {}),
-        ("scaffold", {2: "train.keys", 4: "train.unmask"}),
-        ("fedexp", {1: "train.masked", 2: "train.masked"}),
+        ("scaffold", {1: "train.masked"}),
+        pytest.param("scaffold", {2: "train.keys", 4: "train.unmask"}, marks=pytest.mark.slow),
+        pytest.param("fedexp", {1: "train.masked", 2: "train.masked"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_secure_sum_is_the_plain_one(tmp_path: Path, method: str, drops: dict[int, str]) -> None:
@@ -107,8 +110,8 @@ def test_every_method_that_is_allowed_has_the_plain_result(tmp_path: Path, metho
 
 
 def test_float32_keeps_its_precision(tmp_path: Path) -> None:
-    made = run("fedavg", dtype="float32")
-    expected = on_nodes(run("fedavg", secure=False, dtype="float32"), tmp_path / "plain")
+    made, plain = (run("fedavg", secure, rounds=1, dtype="float32") for secure in (True, False))
+    expected = on_nodes(plain, tmp_path / "plain")
     assert difference(on_nodes(made, tmp_path / "secure"), expected, made) < 1e-4 / 50
 
 
@@ -140,9 +143,15 @@ def test_the_server_receives_nothing_of_a_single_client(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("drops", "step"),
     [
-        ({0: "train.keys", 1: "train.keys", 2: "train.shares"}, "2 of 5 nodes"),
         ({0: "train.masked", 1: "train.masked", 2: "train.masked"}, "2 of 5"),
-        ({0: "train.unmask", 1: "train.unmask", 2: "train.unmask"}, "2"),
+        pytest.param(
+            {0: "train.keys", 1: "train.keys", 2: "train.shares"},
+            "2 of 5 nodes",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {0: "train.unmask", 1: "train.unmask", 2: "train.unmask"}, "2", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_too_few_end_the_run_which_can_go_on(
@@ -178,10 +187,8 @@ def test_the_noise_of_a_budget_is_in_the_sum_before_the_server_sees_it(tmp_path:
         assert len(moved) > 3000
         assert measured == pytest.approx(expected, rel=0.05)
         assert result.rows[1].epsilon == pytest.approx(8.0, rel=0.05)
-    again = on_nodes(made, tmp_path / "again")
-    assert all((again.params[k] != result.params[k]).all() for k in again.params)
-    with pytest.raises(TrainingError, match=r"too few|quorum"):
-        on_nodes(made, tmp_path / "few", dict.fromkeys((0, 1, 2), "train.masked"))
+    zeros = {"w": torch.zeros(100)}
+    assert (with_noise(zeros, 1.0)["w"] != with_noise(zeros, 1.0)["w"]).all()  # by no seed
 
 
 def test_more_nodes_can_be_asked_for(tmp_path: Path) -> None:
@@ -191,18 +198,29 @@ def test_more_nodes_can_be_asked_for(tmp_path: Path) -> None:
         on_nodes(made, tmp_path, {1: "train.masked"})
 
 
+def test_the_record_says_that_sums_were_secure_and_a_simulation_that_they_are_not() -> None:
+    made = run("fedavg", secure_minimum=4)
+    record = describe_run(made, EngineChoice(kind="flower"))
+    assert "at least 4 nodes" in record.secure_sums
+    assert record.secure_sums in main_settings(record).values()
+    simulated = describe_run(made)
+    assert simulated.secure_sums == ""
+    assert [text for text in simulated.warnings if "without masks" in text]
+    assert not [text for text in record.warnings if "without masks" in text]
+
+
 def test_nodes_with_several_clients_send_one_vector(tmp_path: Path) -> None:
-    made = run("scaffold")
+    made, plain = (run("scaffold", secure, rounds=1) for secure in (True, False))
     grid = InProcessGrid(make_nodes(made, tmp_path / "secure", nodes=2))
     got = run_on_nodes(made, grid)
-    expected = on_nodes(run("scaffold", secure=False), tmp_path / "plain")
+    expected = on_nodes(plain, tmp_path / "plain")
     assert difference(got, expected, made) < 1e-9
     up = [row.bytes_up["model"] for row in got.rows[1:]]
     assert up == [row.bytes_up["model"] * 2 // CLIENTS for row in expected.rows[1:]]
 
 
 def test_a_client_without_finite_numbers_is_kept_out_by_its_node(tmp_path: Path) -> None:
-    made = run("fedavg", model=NaN, clients=federation(CLIENTS, marked=1))
+    made = run("fedavg", model=NaN, clients=federation(CLIENTS, marked=1), rounds=1)
     assert MARK in made.setup.federation.data.x[:, 0]
     for row in on_nodes(made, tmp_path).rows[1:]:
         assert row.clients == [0, 2, 3, 4]
@@ -230,7 +248,7 @@ def test_a_client_with_a_long_update_is_kept_out_by_its_node(tmp_path: Path) -> 
 
 
 def test_one_loss_begins_a_method_anew(tmp_path: Path) -> None:
-    made = run("scaffold", rounds=3)
+    made = run("scaffold", rounds=2)
     grid = InProcessGrid(make_nodes(made, tmp_path, nodes=CLIENTS))
 
     def forget(kind: str, reply: RecordDict) -> RecordDict:
@@ -241,5 +259,5 @@ def test_one_loss_begins_a_method_anew(tmp_path: Path) -> None:
 
     grid.edits[node_of(4)] = forget
     rows = run_on_nodes(made, grid).rows[1:]
-    assert [row.clients for row in rows][:2] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
+    assert [row.clients for row in rows] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
     assert rows[1].faults == {"lost its client state; the method begins anew": [1]}
