@@ -159,6 +159,7 @@ FULL = values(
     privacy={"epsilon": 8.0, "delta": 1e-5, "quantile": 0.5},
     stop__min_delta=0.01,
     adversary__kind="sign_flip",
+    track__to=["tensorboard", "mlflow"],
     adversary__share=0.2,
     diagnose__kinds=("drift", "cka"),
     diagnose__every=5,
