@@ -161,6 +161,7 @@ FULL = values(
     stop__hours=1e-3,
     system={"speed": "lognormal", "classes": {"old phone": {"share": 1.0, "speed": 0.2}}},
     adversary__kind="sign_flip",
+    track__to=["tensorboard", "mlflow"],
     adversary__share=0.2,
     diagnose__kinds=("drift", "cka"),
     diagnose__every=5,

@@ -153,10 +153,10 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     augment = _described_transform(ingredients, federation.data, settings.seed)
     plan = _plan(settings, _capabilities(network, federation))
     count = len(federation)
-    per_round = settings.cohort.size(count)
-    if plan.policy is not None:
+    per_round = 1 if is_pooled else settings.cohort.size(count)
+    if plan.policy is not None and not is_pooled:
         per_round = plan.policy.updates_per_step()
-    population = Population.of(network, count, 1 if is_pooled else per_round)
+    population = Population.of(network, count, per_round)
     local = pooled_work(settings, clients.sizes) if is_pooled else plan.work(settings.local)
     check_optimiser(plan, local)
     check_attack(attack, plan)
