@@ -26,6 +26,7 @@ KINDS = [
 FIELDS = [(kind, name) for kind in KINDS for name in kind.model_fields]
 LEAST: dict[type[Settings], dict[str, Any]] = {
     config.Data: {"source": "digits"},
+    config.DeviceClass: {"share": 1.0},
     config.Model: {"name": "mlp"},
     config.Partition: {"clients": 2, "alpha": 1.0, "kind": "dirichlet"},
     config.Local: {"lr": 0.1, "epochs": 1},

@@ -34,12 +34,12 @@ GRADIENT = (
 )
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
-    *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam"),
+    *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam", "fedasync"),
 )
 REDUCE = (
     *("median", "trimmed_mean", "krum", "multikrum", "bulyan", "geomedian", "cclip"),
     *("fedvarp", "mifa", "dpclient", "dpquantile", "feddisco"),
-    *("fedau", "fedawa", "qfedavg", "term", "afl"),
+    *("fedau", "fedawa", "qfedavg", "term", "afl", "fedbuff"),
 )
 CODEC = ("topk", "quantise", "ffalora")
 WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
@@ -49,7 +49,11 @@ PHASES = ("fedrep", "fedbabu", "ffalora", "rolora")
 MODEL = ("fedrod", "ditto", "apfl", "pfedme")
 TUNING = ("fedbabu", "perfedavg", "finetune")
 START = ("fedala", "fedinit")
-SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER, CRITERION, PHASES, MODEL, TUNING, START)
+POLICY = ("fedbuff", "fedasync")
+SLOTS = (
+    *(GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER, CRITERION, PHASES, MODEL, TUNING, START),
+    POLICY,
+)
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "fedgamma", "mofedsam", "scaffnew")
 BESIDE_FEDPROTO = (
     *("fedavg", "fedsgd", "fedlc", "fedntd", "feddecorr", "fedmlb", "feduv", "knnper", "finetune"),
@@ -58,6 +62,12 @@ BESIDE_FEDPROTO = (
 SINGLE = ("fedgc", "gradma", "fedgh", "normbound", "nnm", "bucketing")
 NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
 ROBUST = ("krum", "multikrum", "bulyan", "cclip", "nnm", "bucketing")
+FRESH = (
+    *("fedgc", "fedgh", "gradma", "feddyn", "fedcm", "normbound", "nnm", "bucketing", "fedacg"),
+    *("domo", "mime", "mimelite", "fedcurv", "fedexp", "fedspeed", "fedsmoo", "fedtrip"),
+    *("mofedsam", "fedproto", "scaffnew", "fedadamw", "fedmuon", "fedswa", "fedmoswa", "rolora"),
+    "fedlada",
+)
 BY_CLIENT = ("fedsmoo", "fedvarp", "mifa", "feddisco", "fedau", "fedawa", "qfedavg", "term", "afl")
 
 ILLEGAL = {
@@ -151,6 +161,10 @@ ILLEGAL = {
     # buckets are updates of nobody in particular
     **{(each, "bucketing"): BROKEN for each in ("gradma", "feddyn")},
     **{("bucketing", each): BROKEN for each in BY_CLIENT},
+    # updates of a server that does not wait begin at different models, and are mixed in whole
+    **{(each, "fedbuff"): BROKEN for each in FRESH},
+    **{(each, "fedasync"): BROKEN for each in (*FRESH, *REDUCE[:-1]) if each not in SERVER},
+    **{(each, "fedasync"): BROKEN for each in ("minibatch_sgd", "fednova")},
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 
