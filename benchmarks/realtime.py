@@ -76,13 +76,14 @@ def run(todo: dict[str, Any]) -> dict[str, Any]:
         engine=fk.Engine(kind="sequential" if policy else "vectorized", workers=1),
         progress=False,
     )
-    scored = [row for row in result.rows if row.test is not None]
-    reached = [row for row in scored if row.test["accuracy"] >= TARGET]
+    scored = [(row, row.test["accuracy"]) for row in result.rows if row.test is not None]
+    times = [row.virtual_seconds for row, accuracy in scored if accuracy >= TARGET]
+    first = times[0] if times else None
     ages = [age for row in result.rows for age in row.staleness]
     return {
         **todo,
-        "hours": reached[0].virtual_seconds / 3600 if reached else None,
-        "best": max(row.test["accuracy"] for row in scored),
+        "hours": None if first is None else first / 3600,
+        "best": max(accuracy for _, accuracy in scored),
         "steps": result.rows[-1].round,
         "trainings": sum(len(row.clients) for row in result.rows),
         "staleness": statistics.fmean(ages) if ages else None,
@@ -103,7 +104,7 @@ def read(file: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 def best_rate(rows: dict[tuple[Any, ...], dict[str, Any]], server: str, method: str) -> float:
     """Return the rate with the shortest time on the seed for tuning, else the best accuracy."""
     tried = [rows[server, method, TUNED_ON, lr] for lr in RATES]
-    return min(tried, key=lambda r: (r["hours"] or np.inf, -r["best"]))["lr"]
+    return float(min(tried, key=lambda row: (row["hours"] or np.inf, -row["best"]))["lr"])
 
 
 def make(file: Path) -> None:

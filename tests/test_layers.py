@@ -68,7 +68,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "leakage": DOMAIN | {"engine", "runner", "study"},
     "runner": DOMAIN | {"engine", "cost", "diagnose", "report", "robust", "secure", "system"},
     "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report"},
-    "flower": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure"},
+    "flower": DOMAIN
+    | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure", "system"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report", "leakage"},
 }

@@ -254,8 +254,8 @@ def test_scaffold_is_exact_where_fedbuff_alone_leans_to_fast_clients() -> None:
             task=fk.Task(layer, loss=half_square),
             clients=fk.from_clients(list(zip(x, y, strict=True))),
             test=(x[0], y[0]),
-            rounds=200,
-            local=fk.Local(lr=0.3, steps=2, batch_size="all"),
+            rounds=300,
+            local=fk.Local(lr=0.1, steps=2, batch_size="all"),
             weights="uniform",
             system=SLOW,
             evaluation=fk.Evaluation(every=1000),
@@ -264,7 +264,7 @@ def test_scaffold_is_exact_where_fedbuff_alone_leans_to_fast_clients() -> None:
         )
         return float(np.linalg.norm(result.params["weight"].numpy()[0] - best))
 
-    assert distance("fedbuff(buffer=2)") > 0.05
+    assert distance("fedbuff(buffer=2)") > 0.2
     assert distance("scaffold+fedbuff(buffer=2)") < 1e-3
     assert distance("scaffold+fedasync(alpha=0.5)") < 0.01
 

@@ -16,6 +16,7 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.method.grammar import parse
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
+from fedkeel.system.legality import refuse_virtual_time
 from fedkeel.task.models import builder
 from fedkeel.user_code import working_directory_first
 from fedkeel.version import __version__
@@ -62,6 +63,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
             name of the app's package.
     """
     plan = parse(experiment.method, weights=experiment.weights)
+    refuse_virtual_time(experiment, plan)
     if experiment.flower.secure_aggregation:
         refuse_single_updates(plan)
     builder(experiment.model.name)

@@ -141,6 +141,7 @@ class Column:
 
 _ROUNDS = CellFormat(decimals=0, has_deviation=True)
 _MEGABYTES = CellFormat(1e-6)
+_HOURS = CellFormat(1 / 3600)
 _MILLISECONDS = CellFormat(1e3, has_deviation=True)
 
 
@@ -198,6 +199,14 @@ def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
             _MEGABYTES,
             f"Sent both ways, over all clients, until the {label} reaches the target.",
             is_for_page_only=True,
+        ),
+        Column(
+            "virtual_seconds_to_target",
+            "to target",
+            "hours",
+            fewest,
+            _HOURS,
+            f"Virtual time until the {label} reaches the target.",
         ),
         *_COSTS,
     )

@@ -1,4 +1,4 @@
-"""Learning curves: a metric of the test set against rounds and against traffic."""
+"""Learning curves: a metric of the test set against rounds, traffic and virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedkeel.report.formatting import format_number, format_target
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import bytes_sent
 
-Axis = Literal["rounds", "megabytes"]
+Axis = Literal["rounds", "megabytes", "time"]
 
 DEVIATION_SEEDS = 4
 """Seeds from which a band shows ± one deviation; below, it shows the range."""
@@ -33,11 +33,21 @@ FEW_ROUNDS = 8
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A round of a learning curve: its scores over seeds, and the mean traffic until then."""
+    """A round of a learning curve: its scores over seeds, and the mean traffic until then.
+
+    `seconds` are the mean virtual seconds until then, None where a run counts none.
+    """
 
     round: int
     megabytes: float
     stat: Stat
+    seconds: float | None = None
+
+    def place(self, axis: Axis, time_factor: float) -> float:
+        """Return where the point stands; on the axis of time its seconds times a factor."""
+        if axis == "time":
+            return rounded((self.seconds or 0.0) * time_factor)
+        return self.round if axis == "rounds" else self.megabytes
 
     @property
     def band(self) -> tuple[float, float] | None:
@@ -75,6 +85,7 @@ def learning_curve(method: MethodResults, metric: MetricInfo) -> Curve:
     """Return a method's test scores over rounds, shares in percent."""
     scores: dict[int, dict[int, float | None]] = {}  # round -> place of the run -> score
     megabytes: dict[int, list[float]] = {}
+    times: dict[int, list[float | None]] = {}
     for place, run in enumerate(method.runs):
         total = 0
         for row in run.rows:
@@ -84,12 +95,15 @@ def learning_curve(method: MethodResults, metric: MetricInfo) -> Curve:
                 scaled = None if score is None else metric.scale * score
                 scores.setdefault(row.round, {})[place] = scaled
                 megabytes.setdefault(row.round, []).append(total / 1e6)
+                times.setdefault(row.round, []).append(row.virtual_seconds)
     points = []
     for number in sorted(scores):
         stat = Stat.of(scores[number].values())
         has_all = stat is not None and stat.count == len(scores[number])
         traffic = rounded(statistics.fmean(megabytes[number]))
-        points.append(CurvePoint(number, traffic, stat) if stat and has_all else None)
+        known = [t for t in times[number] if t is not None]
+        seconds = statistics.fmean(known) if len(known) == len(times[number]) else None
+        points.append(CurvePoint(number, traffic, stat, seconds) if stat and has_all else None)
     means = [(metric.sign * p.stat.mean, i) for i, p in enumerate(points) if p is not None]
     peak = max(means)[1] if means else None
     shown = (points[i] for i in evenly_spaced(len(points), include=peak))
@@ -109,25 +123,46 @@ def curve_charts(
         target: score to mark.
 
     Returns:
-        The chart against ``rounds`` and against ``megabytes`` sent both ways over all clients;
-        nothing where no run has been evaluated.
+        The chart against ``rounds``, against ``megabytes`` sent both ways over all clients, and
+        against virtual ``time`` for the methods that have it; nothing where no run has been
+        evaluated.
     """
     curves = [learning_curve(method, metric) for method in methods]
     curves = [curve for curve in curves if curve.segments]
     axes: tuple[Axis, ...] = ("rounds", "megabytes") if curves else ()
-    return {axis: _chart(curves, metric, axis, target) for axis in axes}
+    charts = {axis: _chart(curves, metric, axis, target) for axis in axes}
+    timed = [curve for curve in curves if all(p.seconds is not None for p in curve.points)]
+    return {**charts, "time": _chart(timed, metric, "time", target)} if timed else charts
+
+
+def time_unit(curves: Sequence[Curve]) -> tuple[str, float]:
+    """Return the unit in which the longest virtual time is read best, and 1 s in it.
+
+    >>> time_unit([])
+    ('seconds', 1.0)
+    """
+    longest = max((p.seconds or 0.0 for curve in curves for p in curve.points), default=0.0)
+    units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
+    return next(
+        ((name, 1.0 / size) for name, size in units if longest >= 2.0 * size), ("seconds", 1.0)
+    )
 
 
 def _chart(curves: Sequence[Curve], metric: MetricInfo, axis: Axis, target: float | None) -> Chart:
-    is_single_hover = axis == "megabytes" or len(curves) > len(palette.METHODS)
+    is_single_hover = axis != "rounds" or len(curves) > len(palette.METHODS)
+    unit_of_time, factor = time_unit(curves)
     figure = empty_figure(400, hovermode="closest" if is_single_hover else "x unified")
     means = [point.stat.mean for curve in curves for point in curve.points]
     decimals = 2 if metric.unit else _plain_decimals(means)
     for curve in curves:
         is_crowded = len(curves) > MANY_METHODS
-        figure.add_traces(_traces(curve, metric, axis, decimals, is_crowded=is_crowded))
+        figure.add_traces(_traces(curve, metric, axis, decimals, factor, is_crowded=is_crowded))
     last_round = max(curve.last_round for curve in curves)
-    x_title = "round" if axis == "rounds" else "MB sent, both ways, all clients"
+    x_title = {
+        "rounds": "round",
+        "megabytes": "MB sent, both ways, all clients",
+        "time": f"{unit_of_time} of virtual time",
+    }[axis]
     figure.update_xaxes(title_text=x_title, rangemode="tozero")
     if axis == "rounds" and last_round <= FEW_ROUNDS:
         figure.update_xaxes(dtick=1)
@@ -153,7 +188,7 @@ def _chart(curves: Sequence[Curve], metric: MetricInfo, axis: Axis, target: floa
         f"{curve.method.label} ends at {format_number(curve.segments[-1][-1].stat.mean)}{unit}"
         for curve in curves
     ]
-    x_name = "rounds" if axis == "rounds" else "megabytes sent"
+    x_name = {"rounds": "rounds", "megabytes": "megabytes sent", "time": "virtual time"}[axis]
     return Chart(figure, f"{name} against {x_name}, mean over seeds. {'; '.join(ends)}.")
 
 
@@ -164,12 +199,18 @@ def _plain_decimals(values: Sequence[float]) -> int:
 
 
 def _traces(
-    curve: Curve, metric: MetricInfo, axis: Axis, decimals: int, *, is_crowded: bool
+    curve: Curve,
+    metric: MetricInfo,
+    axis: Axis,
+    decimals: int,
+    time_factor: float,
+    *,
+    is_crowded: bool,
 ) -> list[go.Scatter]:
     """Return the band over seeds, where there is one, and the mean line over it."""
     index = curve.method.index
     unit = " %" if metric.unit else ""
-    has_round = axis == "megabytes" or is_crowded
+    has_round = axis != "rounds" or is_crowded
     x: list[float | None] = []
     y: list[float | None] = []
     hover_texts: list[str] = []
@@ -180,7 +221,7 @@ def _traces(
             x.append(None)
             y.append(None)
             hover_texts.append("")
-        positions = [p.round if axis == "rounds" else p.megabytes for p in segment]
+        positions = [p.place(axis, time_factor) for p in segment]
         x += positions
         y += [rounded(point.stat.mean) for point in segment]
         runs = len(curve.method.runs)

@@ -28,6 +28,7 @@ Quantity = Literal[
     "last_mean",
     "rounds_to_target",
     "bytes_to_target",
+    "virtual_seconds_to_target",
     "down",
     "up",
     "sent",
@@ -82,6 +83,8 @@ class RunSummary:
         processor_seconds_per_client: processor seconds for each local training; unlike the seconds
             they do not grow with what else the machine does. None where a round has none.
         epsilon: what was spent of the privacy budget; None where there is none.
+        virtual_seconds_to_target: virtual time until the target was reached; None where none is
+            counted, or it was not.
         losses_not_finite: rounds with a training or test loss that was not finite.
     """
 
@@ -112,6 +115,7 @@ class RunSummary:
     processor_seconds_per_client: float | None
     losses_not_finite: int
     epsilon: float | None = None
+    virtual_seconds_to_target: float | None = None
 
     @property
     def down(self) -> int:
@@ -261,8 +265,10 @@ def summarise(
     best = max(scores, key=lambda item: (score.sign * item[1], -item[0]), default=None)
     trained = [value for number, value in scores if number > 0] or [value for _, value in scores]
     rounds_to_target = rounds_to(rows, target, score)
-    bytes_to_target = None
+    bytes_to_target = virtual_seconds = None
     if rounds_to_target is not None:
+        times = (row.virtual_seconds for row in rows if row.round == rounds_to_target)
+        virtual_seconds = next(times, None)
         bytes_to_target = sum(bytes_sent(row) for row in rows if row.round <= rounds_to_target)
     tested = [row.test.examples for row in rows if row.test is not None]
     losses = [value for row in rows if (value := finite_or_none(row.train_loss)) is not None]
@@ -303,6 +309,7 @@ def summarise(
         seconds_per_client=_ratio(training, trainings),
         processor_seconds_per_client=_processor_seconds_per_client(after_start),
         epsilon=rows[-1].epsilon if rows else None,
+        virtual_seconds_to_target=virtual_seconds,
         losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
     )
 

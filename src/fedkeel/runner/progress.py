@@ -387,19 +387,21 @@ def _score(row: RoundRecord | None, score: MetricInfo) -> str:
     if row is None:
         return ""
     if row.test is None:
-        return _epsilon(row)
+        return _counted(row)
     name = "" if score.name == ACCURACY.name else f"{score.label} "
     text = f", test {name}{score.format(row.test[score.name])}"
     over = spread(list(client_values(row.personal, score).values()), score)
     if over is not None:
         worst = score.format(over.worst_tenth)
         text += f", personal models {score.format(over.mean)} (worst tenth {worst})"
-    return text + _epsilon(row)
+    return text + _counted(row)
 
 
-def _epsilon(row: RoundRecord) -> str:
-    """Return what a row has spent of the privacy budget."""
-    return "" if row.epsilon is None else f", epsilon {row.epsilon:.3g}"
+def _counted(row: RoundRecord) -> str:
+    """Return what a row has spent of the privacy budget, and its virtual time."""
+    spent = "" if row.epsilon is None else f", epsilon {row.epsilon:.3g}"
+    seconds = row.virtual_seconds
+    return spent if seconds is None else f"{spent}, {seconds / 3600:.3g} virtual hours"
 
 
 def run_name(settings: config.Run) -> str:
