@@ -1,6 +1,6 @@
 """Imports point one way: the test parses them, and fails on an arrow that runs back.
 
-    config -> data -> task -> method -> privacy -> engine -> cost -> runner -> study
+    config -> data -> task -> method -> privacy -> engine -> cost -> system -> runner -> study
     study -> leakage -> reproduce, cli
 
 `solve` is pure mathematics, used by method; `report` reads records and knows no engine. `errors`,

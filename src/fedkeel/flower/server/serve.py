@@ -118,6 +118,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     refuse_on_nodes(experiment.adversary)
     settings = experiment.flower
     plan = parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
+    refuse_virtual_time(experiment, plan)
     if settings.secure_aggregation:
         refuse_single_updates(plan)
     refuse_virtual_time(experiment, plan)
