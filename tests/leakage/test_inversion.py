@@ -91,6 +91,7 @@ def test_dlg_brings_a_digit_back(digits: Arrays) -> None:
     assert result.numbers["psnr_of_others"] < 20.0
 
 
+@pytest.mark.slow
 def test_adam_brings_a_digit_nearer_than_others(digits: Arrays) -> None:
     x, y = digits
     run = prepared("fedsgd", [(x[3:4], y[3:4])], (x[20:99], y[20:99]))
@@ -99,6 +100,7 @@ def test_adam_brings_a_digit_nearer_than_others(digits: Arrays) -> None:
     assert "200 steps (FedReg's attack has 32,000)" in result.budget
 
 
+@pytest.mark.slow
 def test_noise_on_the_update_is_in_the_way(digits: Arrays) -> None:
     x, y = digits
     run = prepared("fedsgd+dpsgd(sigma=0.1)", [(x[3:4], y[3:4])], (x[20:99], y[20:99]))
@@ -141,7 +143,7 @@ def test_an_attacker_who_knows_fedgc_recovers_more(projected: object) -> None:
     _, heard = projected
     found = {}
     for adaptive in (False, True):
-        settings = fk.Audit(round=2, lbfgs=15, tries=1, adaptive=adaptive)
+        settings = fk.Audit(round=2, lbfgs=10, tries=1, adaptive=adaptive)
         found[adaptive] = ATTACKS["dlg"](Case(heard, settings, 0), QUIET).numbers
     assert found[True]["psnr"] > 30.0
     assert found[True]["psnr"] > found[False]["psnr"] + 10.0

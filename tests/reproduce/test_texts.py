@@ -65,6 +65,8 @@ def test_the_signs_of_gradmas_first_column_are_counted() -> None:
         ("fedgh-table2", "fedgh-table2"),
         ("fedgh-table3", "fedgh-table3"),
         ("fedgh-table4-quick", "fedgh-table4"),
+        ("fedgc-figure5-quick", "fedgc-figure5"),
+        ("fedreg-figure-c3-quick", "fedreg-figure-c3"),
         ("gcfed-table5-quick", "gcfed-table5"),
         ("gradma-table1", "gradma-table1"),
         ("gradma-table1-quick", "gradma-table1"),

@@ -45,7 +45,8 @@ def lira(
     """Return how well likelihood ratios tell members, each run being the target once.
 
     Args:
-        prepared: the run that is attacked; the runs have its settings.
+        prepared: the run that is attacked; the runs have its settings, each with another seed,
+            which decides its initial model, batches, cohorts and noise.
         round: rounds that each run makes.
         runs: number of runs.
         seed: seed of the halves.
@@ -62,7 +63,9 @@ def lira(
     for run in range(runs):
         part = half_of_each_client(whole, generator(seed, "audit.shadow", run))
         ingredients = _with_clients(prepared.ingredients, part)
-        shadow = prepare(prepared.settings, ingredients)
+        # the attacker knows neither the seed nor, so, the noise that it decides
+        settings = prepared.settings.model_copy(update={"seed": prepared.settings.seed + run})
+        shadow = prepare(settings, ingredients)
         params, buffers = overhear_model(shadow, round)
         network = shadow.setup.training.network
         buffers = buffers or network.buffers
