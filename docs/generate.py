@@ -144,6 +144,10 @@ every = 5
 kind = "sign_flip"
 share = 0.1
 
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+
 [engine]
 kind = "sequential"
 
