@@ -148,6 +148,10 @@ to = ["tensorboard"]
 kind = "sign_flip"
 share = 0.1
 
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+
 [engine]
 kind = "sequential"
 

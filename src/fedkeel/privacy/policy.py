@@ -33,6 +33,9 @@ class Policy(Settings):
             here; or the ``client``, all the site's examples, by noise that the server adds to the
             sum (the site then trusts the server), or by `sigma`.
         min_clients: smallest number of clients in a round that the server may go on with.
+        secure_sums: whether the server may see sums alone: the run then needs
+            `flower.secure_aggregation` with a `secure_minimum` of at least `min_clients`, to which
+            the nodes hold each other.
         methods: parts that a method may have; ``fedavg`` has none, so it is always allowed. Parts
             that add the noise of `[privacy]` are allowed too.
         messages: what the site sends beside the update, the training loss and numbers of examples:
@@ -48,6 +51,7 @@ class Policy(Settings):
     delta: float | None = Field(None, gt=0.0, lt=1.0)
     unit: Literal["client", "example"] = "example"
     min_clients: int = Field(1, ge=1)
+    secure_sums: bool = False
     methods: tuple[str, ...] | None = None
     messages: tuple[str, ...] | None = None
     clip: float | None = Field(None, gt=0.0)

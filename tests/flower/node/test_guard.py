@@ -64,6 +64,12 @@ def charged(root: Path) -> list[tuple[Release, float, int]]:
         ({"messages": ("scores",)}, "scaffold", {}, "let 'scaffold' out. allowed scores"),
         ({"messages": ()}, "mime", {}, "let 'mime' out. allowed the update alone"),
         ({"min_clients": 3}, "fedavg", {}, "too few clients .* got 2; allowed 3 at least"),
+        (
+            {"secure_sums": True},
+            "fedavg",
+            {},
+            "asks for secure sums. .* secure_minimum = 2",
+        ),
         ({"min_clients": 2}, "fedgh", {}, "uses single clients' updates"),
         ({"min_clients": 2}, "dpclient", {"cohort": POISSON}, "too few clients"),
         ({"epsilon": 8.0, "delta": 0.01}, "fedavg", {}, "no noise .* got no .privacy."),
@@ -129,6 +135,20 @@ def test_what_a_policy_allows_is_not_refused(
 ) -> None:
     grid = guarded(run(method, **more), tmp_path, Policy(**policy))
     grid.nodes[NODE].reply(DESCRIBE, RecordDict())
+
+
+def test_secure_sums_of_enough_nodes_are_allowed(tmp_path: Path) -> None:
+    """The smallest number of nodes in a sum has to be that of the policy."""
+    made = run(cohort=fk.Cohort(clients=3))
+    for minimum, is_allowed in ((2, False), (3, True)):
+        flower = config.Flower(secure_aggregation=True, secure_minimum=minimum, quorum=1.0)
+        secure = replace(made, settings=made.settings.model_copy(update={"flower": flower}))
+        guard = Guard(Policy(secure_sums=True, min_clients=3), secure)
+        if is_allowed:
+            guard.check_run()
+        else:
+            with pytest.raises(PolicyError, match="asks for secure sums"):
+                guard.check_run()
 
 
 def faults(result: Result) -> list[dict[str, list[int]]]:

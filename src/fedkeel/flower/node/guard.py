@@ -170,7 +170,15 @@ class Guard:
         yield from sorted({path.split("/")[0] for path in parts} & names)
 
     def _check_sums(self) -> None:
-        least = self.policy.min_clients
+        least, flower = self.policy.min_clients, self.prepared.settings.flower
+        if self.policy.secure_sums and (flower.secure_minimum or 0) < max(least, 2):
+            raise PolicyError(
+                "The policy of this site asks for secure sums.",
+                got=f"secure_aggregation = {str(flower.secure_aggregation).lower()}, "
+                f"secure_minimum = {flower.secure_minimum}",
+                expected=f"secure_minimum = {max(least, 2)} at least",
+                do="set flower.secure_aggregation = true, and flower.secure_minimum",
+            )
         if least == 1:
             return
         if Capability.PER_CLIENT_UPDATES in self.prepared.plan.needs:
