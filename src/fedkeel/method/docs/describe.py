@@ -45,6 +45,7 @@ def describe(plan: Plan) -> str:
         *_line("keep for the next round", _names(plan.client_states)),
         *_line("send", [_update(plan), *_names(plan.uploads)]),
         "the server's round",
+        *_line("wait for as many updates as", _name(plan.policy)),
         *_line("look up", _names(plan.tables)),
         *_line("change the updates", _names(plan.cohort_transforms)),
         f"  reduce: {plan.reduction.name}",
