@@ -1,6 +1,7 @@
 """The colours of methods can be seen, and told apart by colour-blind readers."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,14 @@ def test_every_colour_has_one_counterpart():
         palette.HEAT,
     )
     assert len(palette.dark_counterparts()) == len(pairs) + 1  # and the page
+
+
+def test_eight_methods_differ_without_colour():
+    assert len({palette.line_style(i) for i in range(8)}) == 8
+    assert len({palette.mark(i) for i in range(8)}) == 8
+    css = (Path(palette.__file__).parent / "page.css").read_text(encoding="utf-8")
+    assert all(f"line.{name} {{" in css for name in palette.LINE_STYLES if name != "solid")
+    assert all(f".dot.{name}" in css for name, _ in palette.MARKS if name != "frame")
 
 
 def test_methods_beyond_the_eighth_differ_by_their_line():

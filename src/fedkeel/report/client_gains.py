@@ -183,7 +183,7 @@ def gain_chart(clients: Sequence[ClientScores]) -> Chart | None:
             line={
                 "color": palette.method_colour(method.index, 0.4 if is_global else 0.8),
                 "width": 1.2,
-                "dash": palette.line_style(method.index),
+                "dash": palette.dash(method.index),
             },
             marker={
                 "size": 6,

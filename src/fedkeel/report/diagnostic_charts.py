@@ -156,7 +156,7 @@ def _add_lines(
         y=[rounded(stat.mean) for stat in stats],
         mode="lines+markers",
         name=escaped(method.label),
-        line={"color": colour, "width": 2, "dash": palette.line_style(method.index)},
+        line={"color": colour, "width": 2, "dash": palette.dash(method.index)},
         marker={"color": colour, "size": 5},
         hovertemplate="%{y:.4g}<extra>%{fullData.name}</extra>",
         legendgroup=group,

@@ -173,7 +173,7 @@ def _curves(record: DoctorRecord) -> Chart | None:
             y=[rounded(record.score.scale * value) for value in run.curve],
             mode="lines",
             name=escaped(run.name),
-            line={"color": palette.rgba(tone), "width": 2, "dash": palette.line_style(index)},
+            line={"color": palette.rgba(tone), "width": 2, "dash": palette.dash(index)},
             hovertemplate=f"{escaped(run.name)}, round %{{x}}: %{{y:.4g}}<extra></extra>",
         )
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.25})

@@ -201,7 +201,7 @@ def _traces(
         line={
             "color": colour,
             "width": 1.75 if is_crowded else 2.25,
-            "dash": palette.line_style(index),
+            "dash": palette.dash(index),
         },
         marker={"color": colour, "size": 4},
         customdata=hover_texts,

@@ -38,10 +38,28 @@ GRID = ("#e4e6ea", "#2b3038")
 HEAT = ("#1d4e9e", "#86b6ff")
 """Text, secondary text, grid lines, and the full tone of heat maps: (light, dark)."""
 
-LINE_STYLES = ("solid", "dash", "dot", "dashdot")
-"""Line styles that distinguish methods after the eighth."""
+LINE_STYLES: dict[str, str] = {
+    "solid": "solid",
+    "dash": "dash",
+    "dot": "dot",
+    "dashdot": "dashdot",
+    "longdash": "longdash",
+    "longdashdot": "longdashdot",
+    "dashdots": "7px,3px,2px,3px,2px,3px",
+    "sparse": "2px,7px",
+}
+"""Line styles, by which methods differ also without colour: class in page.css -> plotly's dash."""
 
-MARKS = (("disc", "●"), ("ring", "○"), ("square", "■"), ("frame", "□"))
+MARKS = (
+    ("disc", "●"),
+    ("ring", "○"),
+    ("square", "■"),
+    ("frame", "□"),
+    ("diamond", "◆"),
+    ("lozenge", "◇"),
+    ("triangle", "▲"),
+    ("delta", "△"),
+)
 """Marks before the names of methods, one for each line style: a class in page.css, a character."""
 
 
@@ -65,13 +83,23 @@ def method_colour(index: int, opacity: float = 1.0) -> str:
 
 
 def line_style(index: int) -> str:
-    """Return the line style of the method at this place."""
-    return LINE_STYLES[index // len(METHODS) % len(LINE_STYLES)]
+    """Return the line style of the method at this place: its class in page.css."""
+    return list(LINE_STYLES)[_place(index)]
+
+
+def dash(index: int) -> str:
+    """Return the line style of the method at this place, as plotly writes it."""
+    return LINE_STYLES[line_style(index)]
 
 
 def mark(index: int) -> tuple[str, str]:
     """Return the mark of the method at this place: its class in page.css, its character."""
-    return MARKS[index // len(METHODS) % len(MARKS)]
+    return MARKS[_place(index)]
+
+
+def _place(index: int) -> int:
+    """Return which of the eight styles a method has; the ninth has another than the first."""
+    return (index + index // len(METHODS)) % len(LINE_STYLES)
 
 
 def dark_counterparts() -> dict[str, str]:

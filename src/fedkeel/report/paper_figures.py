@@ -23,7 +23,16 @@ Axes = Any
 _WIDTH = 4.6
 """Width of a figure in inches."""
 
-_DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+_DASHES: dict[str, Any] = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdash": (0, (8, 2)),
+    "longdashdot": (0, (8, 2, 2, 2)),
+    "dashdots": (0, (4, 2, 1, 2, 1, 2)),
+    "sparse": (0, (1, 4)),
+}
 _STYLE: Any = {
     "svg.fonttype": "none",  # text, not outlines
     "svg.hashsalt": "fedkeel",  # the same file each time

@@ -189,7 +189,7 @@ def _roc_line(method: MethodResults, false_alarms: _Floats, hits: _Floats) -> go
         line={
             "color": palette.method_colour(method.index),
             "width": 2.25,
-            "dash": palette.line_style(method.index),
+            "dash": palette.dash(method.index),
         },
         hovertemplate="%{y:.1f} % found at %{x:.1f} % false positives"
         "<extra>%{fullData.name}</extra>",
