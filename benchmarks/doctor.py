@@ -33,7 +33,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, mean_of_last, sample_deviation
 from fedkeel.report.formatting import format_score
 from fedkeel.study.compare import compare
-from fedkeel.study.doctor import examine
+from fedkeel.study.doctor import ADVISED, examine
 from fedkeel.study.trial_score import TrialScore
 from fedkeel.study.tune import tune
 
@@ -228,29 +228,56 @@ class Outcome:
 
 def outcomes(path: Path) -> list[Outcome]:
     """Return the outcome of each setting that has been tuned in full and asked about."""
-    tuned: dict[str, dict[str, dict[str, Any]]] = {}
-    advice: dict[str, tuple[str, ...]] = {}
-    for row in rows(path):
-        if "advice" in row:
-            advice[row["setting"]] = tuple(row["advice"]["methods"])
-        else:
-            tuned.setdefault(row["setting"], {})[row["method"]] = row
+    advice = {
+        row["setting"]: tuple(row["advice"]["methods"]) for row in rows(path) if "advice" in row
+    }
+    by_setting = compared(path)
+    return [
+        outcome(name, by_setting[name], advice[name])
+        for name in SETTINGS
+        if name in advice and name in by_setting
+    ]
+
+
+def full_length(path: Path) -> list[Outcome]:
+    """Return the outcomes of the three methods with the best tuning trials, in place of advice.
+
+    These trials are as long as a run, and none was cut short: what the doctor cannot beat.
+    """
     found = []
-    for name, setting in SETTINGS.items():
-        of_setting = tuned.get(name, {})
-        if name not in advice or not set(methods_of(name)) <= of_setting.keys():
-            continue
-        compared = {
+    for name, of_setting in compared(path).items():
+        tuned = [row for row in of_setting.values() if row["method"] not in BASELINES]
+        tuned.sort(key=lambda row: -row["sign"] * row["validation"])
+        advised = tuple(str(row["method"]) for row in tuned[:ADVISED])
+        found.append(outcome(name, of_setting, advised))
+    return found
+
+
+def compared(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what can be compared, by setting and method, of settings tuned in full.
+
+    `local` counts where personal models are judged; training in one place never does.
+    """
+    tuned: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows(path):
+        if "advice" not in row:
+            tuned.setdefault(row["setting"], {})[row["method"]] = row
+    return {
+        name: {
             method: row
-            for method, row in of_setting.items()
+            for method, row in tuned[name].items()
             if len(row.get("scores", ())) == SEEDS
             and (method not in BASELINES or (setting.is_personal and method == "local"))
         }
-        ranked = sorted(compared.values(), key=lambda row: -row["sign"] * mean(row["scores"]))
-        of_three = [row for row in ranked if row["method"] in advice[name]]
-        if of_three:
-            found.append(Outcome(name, ranked[0], advice[name], of_three[0], len(ranked)))
-    return found
+        for name, setting in SETTINGS.items()
+        if set(methods_of(name)) <= tuned.get(name, {}).keys()
+    }
+
+
+def outcome(name: str, of_setting: dict[str, dict[str, Any]], advised: tuple[str, ...]) -> Outcome:
+    ranked = sorted(of_setting.values(), key=lambda row: -row["sign"] * mean(row["scores"]))
+    of_three = [row for row in ranked if row["method"] in advised]
+    return Outcome(name, ranked[0], advised, of_three[0], len(ranked))
 
 
 def table(found: Sequence[Outcome]) -> str:
@@ -321,7 +348,10 @@ def main() -> None:
         advise_all(given.results, names, given.pilots)
     else:
         print(table(outcomes(given.results)))
-        print()
+        full = full_length(given.results)
+        missed = ", ".join(one.setting for one in full if not one.is_within)
+        within = sum(one.is_within for one in full)
+        print(f"\nBy tuning trials of full length: {within} of {len(full)}; missed: {missed}\n")
         print(every_method(given.results))
 
 

@@ -41,7 +41,7 @@ class Trial:
         tuned: its expression with the hyper-parameters of this trial.
         lr: local learning rate.
         score: mean score over the second half of the rounds; None where every trial diverged.
-        rounds: rounds of the trial; more in a later stage, which fewer methods reach.
+        rounds: rounds of the trial; more in the second stage, which fewer methods reach.
         points: settings of the method that were tried for as many rounds.
     """
 
@@ -96,7 +96,7 @@ class DoctorRecord:
         clients: number of clients.
         per_round: clients in a round.
         rounds: rounds of each pilot run.
-        trial_rounds: rounds of a trial in the last stage.
+        trial_rounds: rounds of a trial of the second stage.
         validation_examples: examples that runs are scored on, which they do not train on.
         judges_personal: whether the clients' personal models are judged.
         score: the metric by which models are judged.

@@ -47,7 +47,7 @@ from fedkeel.study.watching import display_of, interruptible
 from fedkeel.task.task import Task
 
 ROUNDS = 20
-"""Rounds of a trial of the last stage, at most those of the experiment. The pilot has half."""
+"""Rounds of a trial of the second stage, at most those of the experiment. The pilot has half."""
 
 ADVISED = 3
 """Methods that are worth tuning."""
@@ -70,7 +70,7 @@ def examine(
     Args:
         settings: of the experiment. Its method does not matter.
         ingredients: data and model. The test set is not looked at.
-        rounds: rounds of a trial of the last stage; None takes `ROUNDS`.
+        rounds: rounds of a trial of the second stage; None takes `ROUNDS`.
         out: folder of the runs, from which finished ones are read; None keeps none.
         display: shows the progress.
         jobs: runs at a time, each in a process of one thread; a single job runs in this process.
@@ -267,7 +267,7 @@ def doctor(
             training examples.
         rounds: as in `run`: of the experiment that is planned.
         local: as in `run`.
-        trial_rounds: rounds of a trial of the last stage; None takes twenty, or `rounds` if
+        trial_rounds: rounds of a trial of the second stage; None takes twenty, or `rounds` if
             fewer. Everything that the doctor does costs in proportion.
         participation: as in `run`.
         clients_per_round: as in `run`.

@@ -55,7 +55,7 @@ def stages(candidates: Sequence[Candidate], rounds: int) -> list[Stage]:
 
     Args:
         candidates: the methods.
-        rounds: rounds of a run of the last stage.
+        rounds: rounds of a run of the second stage.
     """
     axes = [search_axes(c.method, search_space([c], 1.0, Space())) for c in candidates]
     grid = sum(math.prod(axis.size or 1 for axis in of_method) for of_method in axes)
@@ -81,7 +81,7 @@ class Trials:
         settings: as `short_settings` returns them.
         candidates: the methods; all of them can run.
         lr: the pilot's best learning rate.
-        rounds: rounds of a run of the last stage.
+        rounds: rounds of a run of the second stage.
         score: the metric by which models are judged.
     """
 
