@@ -137,6 +137,10 @@ target = 0.8
 [stop]
 patience = 15
 
+[system]
+speed = "lognormal"
+sigma = 1.0
+
 [diagnose]
 kinds = ["forgetting", "conflict"]
 every = 5

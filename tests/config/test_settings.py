@@ -71,8 +71,12 @@ def test_there_are_bounds_to_look_at() -> None:
 def test_a_number_out_of_range_is_refused_by_name(
     kind: type[Settings], name: str, sign: str, bound: float
 ) -> None:
-    whole = "int" in str(kind.model_fields[name].annotation)
+    field = kind.model_fields[name]
+    whole = "int" in str(field.annotation)
     step = 1 if whole else 1e-6
+    for mark in field.metadata:
+        if isinstance(mark, annotated_types.MultipleOf):
+            step = mark.multiple_of
     outside = {"ge": bound - step, "le": bound + step, "gt": bound, "lt": bound}[sign]
     with pytest.raises(ConfigError) as caught:
         build(kind, least(kind) | {name: int(outside) if whole else float(outside)}, "file")

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -155,11 +157,17 @@ def meant(kind: type[BaseModel], word: str, known: Sequence[str]) -> str:
 
 
 def table_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """Return the class of the settings below a key, None where the key is no table of settings."""
+    """Return the class of the settings below a key, None where the key is no table of settings.
+
+    A table that may be absent, such as `Privacy | None`, is one too.
+    """
     field = kind.model_fields.get(name)
     annotation = None if field is None else field.annotation
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+    is_choice = get_origin(annotation) in (Union, UnionType)
+    choices = [one for one in get_args(annotation) if one is not NoneType]
+    choices = choices if is_choice else [annotation]
+    if len(choices) == 1 and isinstance(choices[0], type) and issubclass(choices[0], BaseModel):
+        return choices[0]
     return None
 
 
