@@ -160,6 +160,7 @@ FULL = values(
     stop__min_delta=0.01,
     adversary__kind="sign_flip",
     track__to=["tensorboard", "mlflow"],
+    system={"speed": "lognormal", "deadline_seconds": 60.0},
     adversary__share=0.2,
     diagnose__kinds=("drift", "cka"),
     diagnose__every=5,
