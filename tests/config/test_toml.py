@@ -162,6 +162,7 @@ FULL = values(
     system={"speed": "lognormal", "classes": {"old phone": {"share": 1.0, "speed": 0.2}}},
     adversary__kind="sign_flip",
     track__to=["tensorboard", "mlflow"],
+    system={"speed": "lognormal", "deadline_seconds": 60.0},
     adversary__share=0.2,
     diagnose__kinds=("drift", "cka"),
     diagnose__every=5,
