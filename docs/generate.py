@@ -136,6 +136,9 @@ target = 0.8
 [stop]
 patience = 15
 
+[system]
+speed = "lognormal"
+
 [diagnose]
 kinds = ["forgetting", "conflict"]
 every = 5
