@@ -127,6 +127,20 @@ def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
     assert load_file(next((tmp_path / "run").rglob("*.safetensors"))).keys()
 
 
+def test_sums_are_secure_where_the_data_are_on_nodes_that_share_a_folder(tmp_path: Path) -> None:
+    data = [str(table(tmp_path / f"{k}.csv", k)) for k in range(2)]
+    models = []
+    for secure in (False, True):
+        flower = {"poll_seconds": 0.01, "secure_aggregation": secure}
+        experiment = own(flower=flower)
+        grid = nodes_with(tmp_path / str(secure), experiment, data)
+        result = serve(grid, experiment, RunOptions(tmp_path / f"run-{secure}"))
+        assert [row.faults for row in result.rows] == [{}] * 3
+        models.append(result.params)
+    for name, tensor in models[0].items():
+        assert torch.allclose(models[1][name], tensor, rtol=1e-9, atol=1e-11)
+
+
 def test_updates_are_diagnosed_and_examples_are_not(tmp_path: Path) -> None:
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
 

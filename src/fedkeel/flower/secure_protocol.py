@@ -100,6 +100,7 @@ class KeysReply(Header):
 class SharesRequest(Header):
     """All public keys, by which a node shares its secrets: the header of `SHARES`."""
 
+    node: Node
     keys: tuple[NodeKeys, ...]
 
 
@@ -113,11 +114,13 @@ class SumRequest(Header):
     """What `MASKED` says of the sum, beside the `Request` for training.
 
     Args:
+        node: the number of the node.
         shares: what the other nodes have written for this one.
         total_weight: weights of all clients that are asked, so that shares of a mean are summed.
         clients: how many clients are asked.
     """
 
+    node: Node
     shares: Texts
     total_weight: float = Field(gt=0.0)
     clients: int = Field(ge=1)
@@ -126,6 +129,7 @@ class SumRequest(Header):
 class UnmaskRequest(Header):
     """Who is in the sum, and who has shared its secrets and is not: the header of `UNMASK`."""
 
+    node: Node
     survivors: tuple[Node, ...]
     dropped: tuple[Node, ...]
 

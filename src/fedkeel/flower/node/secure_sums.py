@@ -45,9 +45,12 @@ from fedkeel.secure.participant import Participant, threshold
 from fedkeel.secure.primitives import SecureSumError, Words
 from fedkeel.tree import Tree
 
-SECRETS = "secure-sum.json"
-"""File of what a node knows in a sum, from its first step to its last. Only its owner may read it,
-and it is removed with the last step, or by the next sum."""
+SECRETS = "secure-sum-{}.json"
+"""File of what a node knows in a sum, by its number: nodes of one machine may share a folder. Only
+its owner may read it, and it is removed with the last step, or by the next sum."""
+
+Asked = KeysRequest | SharesRequest | SumRequest | UnmaskRequest
+"""What the server says of a sum in each step: the run, the round, the number of the node."""
 
 _PARTICIPANT = TypeAdapter(Participant)
 
@@ -82,7 +85,7 @@ class SecureSums:
     def begin(self, request: KeysRequest) -> RecordDict:
         """Return new public keys; what is left of an earlier sum is forgotten."""
         participant = Participant.new(request.node, session_of(request))
-        self._save(request.run, participant)
+        self._save(request, participant)
         keys = NodeKeys.of(request.node, participant.public_keys)
         return _content(KeysReply(run=request.run, round=request.round, keys=keys))
 
@@ -96,7 +99,7 @@ class SecureSums:
         peers = {item.node: item.keys for item in request.keys}
         least = threshold(len(peers), self.prepared.settings.flower.secure_minimum)
         participant, sealed = self._load(request).share(peers, least)
-        self._save(request.run, participant)
+        self._save(request, participant)
         reply = SharesReply(run=request.run, round=request.round, shares=texts(sealed))
         return _content(reply)
 
@@ -112,7 +115,7 @@ class SecureSums:
             SecureSumError: the node has no part in this sum.
         """
         wanted = SumRequest.read(RecordDict({HEADER: content[SECURE]}))
-        participant = self._load(request)
+        participant = self._load(wanted)
         layout = VectorLayout.of(self.prepared)
         total: Words = np.zeros(layout.size, dtype=np.uint64)
         results, count = [], 0
@@ -130,7 +133,7 @@ class SecureSums:
         records = _content(header)
         if count:
             participant, vector = participant.masked(total, by_node(wanted.shares))
-            self._save(request.run, participant)  # first: a vector must not be masked again
+            self._save(wanted, participant)  # first: a vector must not be masked again
             records[TENSORS] = pack({VECTOR: torch.from_numpy(vector.view(np.int64))})
         return records
 
@@ -143,7 +146,7 @@ class SecureSums:
         request = UnmaskRequest.read(content)
         revealed = self._load(request).reveal(request.survivors, request.dropped)
         with _disk_errors():
-            self._file(request.run).unlink()
+            self._file(request).unlink()
         return _content(UnmaskReply.of(request, revealed))
 
     def _checked(self, result: ClientResult, reply: Reply) -> ClientResult:
@@ -171,18 +174,18 @@ class SecureSums:
         weight = float(self.prepared.setup.raw_weights([job], [result.examples])[0])
         return layout.vector(self.prepared, reply, weight, wanted)
 
-    def _file(self, run: str) -> Path:
+    def _file(self, request: Asked) -> Path:
         """Return the file of secrets. The run's digest names its folder: no name is received."""
-        name = hashlib.blake2b(run.encode(), digest_size=12).hexdigest()
-        return self.root / name / SECRETS
+        name = hashlib.blake2b(request.run.encode(), digest_size=12).hexdigest()
+        return self.root / name / SECRETS.format(request.node)
 
-    def _save(self, run: str, participant: Participant) -> None:
-        file = self._file(run)
+    def _save(self, request: Asked, participant: Participant) -> None:
+        file = self._file(request)
         with _disk_errors():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(file, _PARTICIPANT.dump_json(participant), mode=0o600)
 
-    def _load(self, request: Request | SharesRequest | UnmaskRequest) -> Participant:
+    def _load(self, request: Asked) -> Participant:
         """Return what the node knows in the sum of a request.
 
         Raises:
@@ -190,7 +193,7 @@ class SecureSums:
         """
         session = session_of(request)
         try:
-            participant = _PARTICIPANT.validate_json(self._file(request.run).read_bytes())
+            participant = _PARTICIPANT.validate_json(self._file(request).read_bytes())
         except FileNotFoundError:
             participant = None
         except (OSError, ValidationError) as error:

@@ -104,8 +104,11 @@ class SecureRound:
         first = next(iter(self._requests.values()))
         collector = Collector(session_of(first), least, self._layout.size, keys)
         all_keys = tuple(NodeKeys.of(node, pair) for node, pair in sorted(keys.items()))
-        request = SharesRequest(run=first.run, round=first.round, keys=all_keys)
-        for node, reply in self._exchange(SHARES, dict.fromkeys(keys, request), SharesReply):
+        requests = {
+            node: SharesRequest(run=first.run, round=first.round, node=node, keys=all_keys)
+            for node in keys
+        }
+        for node, reply in self._exchange(SHARES, requests, SharesReply):
             try:
                 collector.take_shares(node, by_node(reply.shares))
             except SecureSumError as error:
@@ -148,6 +151,7 @@ class SecureRound:
             node: SumRequest(
                 run=request.run,
                 round=request.round,
+                node=node,
                 shares=texts(collector.texts_for(node)),
                 total_weight=total,
                 clients=len(jobs),
@@ -268,15 +272,18 @@ class SecureRound:
 
     def _revealed(self, collector: Collector) -> list[Revealed]:
         """Return what the survivors reveal, of as many of them as are needed."""
-        request = UnmaskRequest(
-            run=self._further.run,
-            round=self._further.round,
-            survivors=tuple(collector.survivors),
-            dropped=tuple(collector.dropped),
-        )
+        requests = {
+            node: UnmaskRequest(
+                run=self._further.run,
+                round=self._further.round,
+                node=node,
+                survivors=tuple(collector.survivors),
+                dropped=tuple(collector.dropped),
+            )
+            for node in collector.survivors
+        }
         needed = collector.threshold
         revealed: list[Revealed] = []
-        requests = dict.fromkeys(collector.survivors, request)
         replies = self._exchange(
             UNMASK, requests, UnmaskReply, UNMASK_STAGE, lambda: len(revealed) >= needed
         )
