@@ -39,7 +39,8 @@ UPDATE, BUFFERS = "update/", "buffers/"
 Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=400)]
 """Bytes."""
 
-Node = Annotated[int, Field(ge=0, lt=2**64)]
+Node = Annotated[str, Field(pattern="^[0-9]{1,20}$")]
+"""The number of a node, in digits: Flower's have 64 bits, and settings take whole numbers of 63."""
 
 
 def session_of(header: Header) -> str:
@@ -57,7 +58,7 @@ class NodeKeys(Settings):
     @classmethod
     def of(cls, node: int, keys: PublicKeys) -> NodeKeys:
         """Return what is sent of keys."""
-        return cls(node=node, cipher=keys.cipher.hex(), mask=keys.mask.hex())
+        return cls(node=str(node), cipher=keys.cipher.hex(), mask=keys.mask.hex())
 
     @property
     def keys(self) -> PublicKeys:
@@ -77,12 +78,12 @@ Texts = tuple[Text, ...]
 
 def texts(by_node: Mapping[int, bytes]) -> Texts:
     """Return what is sent of bytes by node."""
-    return tuple(Text(node=node, data=data.hex()) for node, data in sorted(by_node.items()))
+    return tuple(Text(node=str(node), data=data.hex()) for node, data in sorted(by_node.items()))
 
 
 def by_node(items: Texts) -> dict[int, bytes]:
     """Return bytes by node."""
-    return {item.node: bytes.fromhex(item.data) for item in items}
+    return {int(item.node): bytes.fromhex(item.data) for item in items}
 
 
 class KeysRequest(Request):

@@ -17,6 +17,7 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
+from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
@@ -43,7 +44,12 @@ def run(method: str, secure: bool = True, **more: object) -> Prepared:
 
 
 def node_of(client: int) -> int:
-    return 10**9 + 7 * client
+    return 2**63 + client
+
+
+def grid_of(nodes: dict[int, Node]) -> InProcessGrid:
+    """The nodes, with numbers as large as Flower's may be."""
+    return InProcessGrid({node_of(k): node for k, node in enumerate(nodes.values())})
 
 
 def silent(kinds: Collection[str]) -> Callable[[str, RecordDict], RecordDict | None]:
@@ -55,7 +61,7 @@ def on_nodes(
     made: Prepared, root: Path, drops: dict[int, str] | None = None, out: Path | None = None
 ) -> Result:
     """Run it on a node for each client, of which some do not reply to messages of one kind."""
-    grid = InProcessGrid(make_nodes(made, root, nodes=CLIENTS))
+    grid = grid_of(make_nodes(made, root, nodes=CLIENTS))
     for client, kind in (drops or {}).items():
         grid.edits[node_of(client)] = silent([kind])
     return run_on_nodes(made, grid, out)
@@ -101,7 +107,7 @@ def test_every_method_that_is_allowed_has_the_plain_result(tmp_path: Path, metho
     more = {"rounds": 2, "clients": federation(3), "per_round": 3}
     made, plain = (run(method, secure=secure, **more) for secure in (True, False))
     pair = [
-        run_on_nodes(one, InProcessGrid(make_nodes(one, tmp_path / str(i), nodes=3)))
+        run_on_nodes(one, grid_of(make_nodes(one, tmp_path / str(i), nodes=3)))
         for i, one in enumerate((made, plain))
     ]
     assert [row.faults for row in pair[0].rows] == [{}] * 3
@@ -119,7 +125,7 @@ def test_the_server_receives_nothing_of_a_single_client(tmp_path: Path) -> None:
     """Of two runs on the same data the vectors differ in every number; sums and headers do not."""
     made, seen = run("fedavg", rounds=1), []
     for name in "ab":
-        grid = InProcessGrid(make_nodes(made, tmp_path / name, nodes=CLIENTS))
+        grid = grid_of(make_nodes(made, tmp_path / name, nodes=CLIENTS))
 
         def keep(kind: str, reply: RecordDict) -> RecordDict:
             if kind.startswith("train"):
@@ -162,7 +168,7 @@ def test_too_few_end_the_run_which_can_go_on(
         on_nodes(made, tmp_path, drops, tmp_path / "run")
     assert step in str(error.value.got)
     assert len(error.value.lines()) <= 4
-    nodes = InProcessGrid(make_nodes(made, tmp_path, nodes=CLIENTS))
+    nodes = grid_of(make_nodes(made, tmp_path, nodes=CLIENTS))
     rest = run_on_nodes(made, nodes, tmp_path / "run", resume=True)
     whole = on_nodes(run("scaffold", secure=False, rounds=2), tmp_path / "plain")
     assert difference(rest, whole, made) < 1e-9
@@ -211,7 +217,7 @@ def test_the_record_says_that_sums_were_secure_and_a_simulation_that_they_are_no
 
 def test_nodes_with_several_clients_send_one_vector(tmp_path: Path) -> None:
     made, plain = (run("scaffold", secure, rounds=1) for secure in (True, False))
-    grid = InProcessGrid(make_nodes(made, tmp_path / "secure", nodes=2))
+    grid = grid_of(make_nodes(made, tmp_path / "secure", nodes=2))
     got = run_on_nodes(made, grid)
     expected = on_nodes(plain, tmp_path / "plain")
     assert difference(got, expected, made) < 1e-9
@@ -230,7 +236,7 @@ def test_a_client_without_finite_numbers_is_kept_out_by_its_node(tmp_path: Path)
 def test_a_client_with_a_long_update_is_kept_out_by_its_node(tmp_path: Path) -> None:
     plain = run("fedavg", secure=False, rounds=1)
     norms: list[float] = []
-    grid = InProcessGrid(make_nodes(plain, tmp_path / "plain", nodes=CLIENTS))
+    grid = grid_of(make_nodes(plain, tmp_path / "plain", nodes=CLIENTS))
 
     def measure(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "train":
@@ -249,7 +255,7 @@ def test_a_client_with_a_long_update_is_kept_out_by_its_node(tmp_path: Path) -> 
 
 def test_one_loss_begins_a_method_anew(tmp_path: Path) -> None:
     made = run("scaffold", rounds=2)
-    grid = InProcessGrid(make_nodes(made, tmp_path, nodes=CLIENTS))
+    grid = grid_of(make_nodes(made, tmp_path, nodes=CLIENTS))
 
     def forget(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "train.unmask":

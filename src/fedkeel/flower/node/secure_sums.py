@@ -84,9 +84,9 @@ class SecureSums:
 
     def begin(self, request: KeysRequest) -> RecordDict:
         """Return new public keys; what is left of an earlier sum is forgotten."""
-        participant = Participant.new(request.node, session_of(request))
+        participant = Participant.new(int(request.node), session_of(request))
         self._save(request, participant)
-        keys = NodeKeys.of(request.node, participant.public_keys)
+        keys = NodeKeys.of(int(request.node), participant.public_keys)
         return _content(KeysReply(run=request.run, round=request.round, keys=keys))
 
     def share(self, content: RecordDict) -> RecordDict:
@@ -96,7 +96,7 @@ class SecureSums:
             SecureSumError: the keys are too few, or not what they should be.
         """
         request = SharesRequest.read(content)
-        peers = {item.node: item.keys for item in request.keys}
+        peers = {int(item.node): item.keys for item in request.keys}
         least = threshold(len(peers), self.prepared.settings.flower.secure_minimum)
         participant, sealed = self._load(request).share(peers, least)
         self._save(request, participant)
@@ -144,7 +144,8 @@ class SecureSums:
             SecureSumError: the sum is another one, or of too few.
         """
         request = UnmaskRequest.read(content)
-        revealed = self._load(request).reveal(request.survivors, request.dropped)
+        survivors, dropped = map(int, request.survivors), map(int, request.dropped)
+        revealed = self._load(request).reveal(set(survivors), set(dropped))
         with _disk_errors():
             self._file(request).unlink()
         return _content(UnmaskReply.of(request, revealed))

@@ -105,7 +105,7 @@ class SecureRound:
         collector = Collector(session_of(first), least, self._layout.size, keys)
         all_keys = tuple(NodeKeys.of(node, pair) for node, pair in sorted(keys.items()))
         requests = {
-            node: SharesRequest(run=first.run, round=first.round, node=node, keys=all_keys)
+            node: SharesRequest(run=first.run, round=first.round, node=str(node), keys=all_keys)
             for node in keys
         }
         for node, reply in self._exchange(SHARES, requests, SharesReply):
@@ -119,12 +119,12 @@ class SecureRound:
     def _keys(self) -> dict[int, PublicKeys]:
         """Return the public keys of the nodes that send some."""
         requests = {
-            node: KeysRequest.model_validate({**dict(request), "node": node})
+            node: KeysRequest.model_validate({**dict(request), "node": str(node)})
             for node, request in self._requests.items()
         }
         keys = {}
         for node, reply in self._exchange(KEYS, requests, KeysReply):
-            if reply.keys.node == node:
+            if reply.keys.node == str(node):
                 keys[node] = reply.keys.keys
             else:
                 self._fault(node, "sent the keys of another node")
@@ -151,7 +151,7 @@ class SecureRound:
             node: SumRequest(
                 run=request.run,
                 round=request.round,
-                node=node,
+                node=str(node),
                 shares=texts(collector.texts_for(node)),
                 total_weight=total,
                 clients=len(jobs),
@@ -276,9 +276,9 @@ class SecureRound:
             node: UnmaskRequest(
                 run=self._further.run,
                 round=self._further.round,
-                node=node,
-                survivors=tuple(collector.survivors),
-                dropped=tuple(collector.dropped),
+                node=str(node),
+                survivors=tuple(map(str, collector.survivors)),
+                dropped=tuple(map(str, collector.dropped)),
             )
             for node in collector.survivors
         }
