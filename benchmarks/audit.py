@@ -257,7 +257,8 @@ proof of safety. Mean and sample standard deviation of the seeds, on lines of ro
 of two clients. *Of other digits* is the PSNR of test digits in place of reconstructions: what an
 attacker has who saw nothing. Recovered: 20 dB or more. The AUC of a client with one example is the
 share of other digits of its class that its gradient points along less than along that example, so
-it is coarse. Privacy budgets are for 20 rounds, delta 1e-3, clip 1."""
+it is coarse. Privacy budgets are for 20 rounds, delta 1e-3, clip 1. The number of seeds stands on
+each line; the same command goes on to three."""
 
 MEMBERS = """
 ## Who was trained on
