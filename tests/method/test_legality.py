@@ -105,6 +105,7 @@ def test_slots_are_named_by_their_codes() -> None:
             "training phases": "P",
             "local start": "I",
             "second local model": "M",
+            "server policy": "Y",
             "server optimiser": "S",
             "local optimiser": "O",
             "personal prediction": "N",

@@ -23,7 +23,7 @@ from fedkeel.method.round_values import RoundResult
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner import loop
+from fedkeel.runner import loop, training
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
@@ -57,7 +57,7 @@ def test_answers_to_a_survey_weigh_as_the_updates_of_the_round_do(
 ) -> None:
     """By examples processed, too, of which a client has fewer where a pass ends in the round."""
     asked, trained = [], []
-    survey, train = loop.add_mean_answers, loop.server_round
+    survey, train = training.add_mean_answers, loop.server_round
 
     def surveyed(message: Message, answers: ByPart, weights: np.ndarray) -> Message:
         asked.append(weights.tolist())
@@ -67,7 +67,7 @@ def test_answers_to_a_survey_weigh_as_the_updates_of_the_round_do(
         trained.append(given[3].processed.tolist())
         return train(*given)
 
-    monkeypatch.setattr(loop, "add_mean_answers", surveyed)
+    monkeypatch.setattr(training, "add_mean_answers", surveyed)
     monkeypatch.setattr(loop, "server_round", server_round)
     fk.run(
         "mime",

@@ -37,6 +37,7 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("cnn_fedreg_ct", (1, 128, 128), {"width": 2}),
     ("lenet5", CIFAR, {"norm": "none", "dropout": 0.0}),
     ("vgg11", CIFAR, {"width": 2}),
+    ("lenet_dlg", (1, 12, 12), {}),
     ("vgg11_gradma", CIFAR, {"width": 2}),
     ("resnet20", (3, 16, 16), {"width": 4}),
     ("resnet18_gn", CIFAR, {"width": 4, "groups": 2}),

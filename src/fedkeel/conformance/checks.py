@@ -31,7 +31,7 @@ from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.trainer import TrainedClients
-from fedkeel.errors import CompositionError, FedkeelError
+from fedkeel.errors import CompositionError, FedkeelError, counted
 from fedkeel.method.context import ByPart, part_state
 from fedkeel.method.docs.docstring import read
 from fedkeel.method.legality import task_kinds
@@ -310,9 +310,12 @@ def _check_bytes(federation: SmallFederation) -> str:
     expected, rows = estimate_run(prepared), federation.reference.rows[1:]
     down = [row.bytes_down for row in rows]
     up = [row.bytes_up for row in rows]
-    return _compare_bytes("down", message_state(message), expected.down, down) or _compare_bytes(
-        "up", {**answers, **uploaded_state(prepared.plan, reply)}, expected.up, up
-    )
+    policy = prepared.plan.policy
+    clients = PER_ROUND if policy is None else policy.updates_per_step()
+    sent = {**answers, **uploaded_state(prepared.plan, reply)}
+    return _compare_bytes(
+        "down", message_state(message), expected.down, down, clients
+    ) or _compare_bytes("up", sent, expected.up, up, clients)
 
 
 def _compare_bytes(
@@ -320,14 +323,15 @@ def _compare_bytes(
     state: State,
     expected: Mapping[str, int],
     recorded: Sequence[Mapping[str, int]],
+    clients: int,
 ) -> str:
     count = _payload_bytes(state)
     wire = f"{direction}: {count} bytes on the wire"
     if count != sum(expected.values()):
         return f"{wire}, {expected} expected"
     for of_round in recorded:
-        if sum(of_round.values()) != PER_ROUND * count:
-            return f"{wire}, {of_round} recorded for {PER_ROUND} clients"
+        if sum(of_round.values()) != clients * count:
+            return f"{wire}, {of_round} recorded for {counted(clients, 'client')}"
     return ""
 
 

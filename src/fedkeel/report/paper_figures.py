@@ -46,7 +46,7 @@ _STYLE: Any = {
 def save_figures(
     methods: Sequence[MethodResults], claims: Claims | None, folder: Path
 ) -> list[Path]:
-    """Write the figures of runs: learning curves by round and by traffic, and the differences.
+    """Write the figures of runs: learning curves by round, traffic and virtual time, and differences.
 
     Args:
         methods: the runs.
@@ -64,8 +64,12 @@ def save_figures(
     if score is not None:
         curves = [c for m in methods if (c := learning_curve(m, score)).segments]
         target = next((m.summary.target for m in methods if m.summary.target is not None), None)
-        for axis in get_args(Axis) if curves else ():
-            draw = partial(_draw_curves, curves=curves, score=score, axis=axis, target=target)
+        timed = [c for c in curves if all(p.seconds is not None for p in c.points)]
+        for axis in get_args(Axis):
+            drawn = timed if axis == "time" else curves
+            if not drawn:
+                continue
+            draw = partial(_draw_curves, curves=drawn, score=score, axis=axis, target=target)
             files += _save(draw, folder / f"curves-{axis}", 3.0)
     if claims is not None and claims.claims:
         draw = partial(_draw_differences, claims=claims)

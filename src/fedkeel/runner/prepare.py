@@ -225,7 +225,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         budget=budget,
         attack=attack,
     )
-    make_schedule(prepared)  # refuses what the settings of time cannot be used for
+    if settings.system is not None or prepared.plan.policy is not None:
+        make_schedule(prepared)  # refuses what the settings of time cannot be used for
     key = _key(prepared, digests_of_modules(user_parts), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
 

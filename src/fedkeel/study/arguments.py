@@ -42,12 +42,12 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
 
 def run_settings(**values: object) -> config.Run:
     """Return the settings of a run, or refuse an argument that is no settings (ConfigError)."""
-    if isinstance(values["diagnose"], str | list | tuple):
+    if isinstance(values.get("diagnose"), str | list | tuple):
         values["diagnose"] = {"kinds": values["diagnose"]}
-    if isinstance(values["track"], str | list | tuple):
+    if isinstance(values.get("track"), str | list | tuple):
         values["track"] = {"to": values["track"]}
     for name in ("evaluation", "stop", "diagnose", "track", "adversary", "engine"):
-        values[name] = {} if values[name] is None else values[name]
+        values[name] = {} if values.get(name) is None else values[name]
     for name, (kind, example) in _TABLES.items():
         if name in ("privacy", "system") and values.get(name) is None:
             continue
