@@ -46,7 +46,7 @@ _STYLE: Any = {
 def save_figures(
     methods: Sequence[MethodResults], claims: Claims | None, folder: Path
 ) -> list[Path]:
-    """Write the figures of runs: learning curves by round, traffic and virtual time, and differences.
+    """Write the figures of runs: curves by round, traffic and virtual time, and differences.
 
     Args:
         methods: the runs.
