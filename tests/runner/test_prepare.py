@@ -693,6 +693,7 @@ def test_a_server_that_would_not_fit_is_refused_before_it_is_made(
 
     monkeypatch.setattr("fedkeel.runner.prepare.server_start", made)
     monkeypatch.setattr(module, "COMFORTABLE_BYTES", 0)
+    monkeypatch.setattr(module, "SMALL_BYTES", 0)
     with pytest.raises(RunError, match="would not fit") as found:
         prepared("gradma", memory_gb=1e-7)
     assert "at the server" in found.value.got

@@ -36,6 +36,9 @@ COMFORTABLE_BYTES = 10**9
 """By default at most so many bytes of client state are kept in memory, because each checkpoint
 writes them all. A larger server state is computed before it is allocated."""
 
+SMALL_BYTES = 50_000_000
+"""Bytes of one model for each client below which a server's memory is not measured beforehand."""
+
 
 EVALUATION_BYTES, EVALUATION_BATCH = 2**29, 1000
 """Bytes of what lies between the layers in one forward pass of an evaluation, and its examples, at
@@ -165,7 +168,7 @@ def check_server(
     Raises:
         RunError: it does not fit.
     """
-    if nbytes(params) * max(population.clients, 1) < COMFORTABLE_BYTES // 16:
+    if nbytes(params) * population.clients < SMALL_BYTES:
         return
     shapes = {k: v.to("meta") for k, v in params.items()}  # without memory
     try:
