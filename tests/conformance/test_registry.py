@@ -58,7 +58,7 @@ OPTIONS = [
 ]
 
 
-FAST = ["fedavg", "scaffold", "fedmlb", "gradma.w+gradma.s", "fedcurv+mime", "fedprox+topk"]
+FAST = ["fedmlb", "gradma.w+gradma.s", "fedcurv+mime", "fedprox+topk"]
 """Methods that get all checks in the fast selection: server and client state, a table of clients,
 a survey, extra passes through the network, a codec."""
 
