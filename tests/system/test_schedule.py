@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from fedkeel.config import Cohort, System
+from fedkeel.data.cohort import selectable
 from fedkeel.errors import ConfigError, DataError, RunError
 from fedkeel.rng import generator
 from fedkeel.system.asynchronous import Asynchronous
-from fedkeel.system.availability import Diurnal, Sessions, make_availability
+from fedkeel.system.availability import Diurnal, Sessions, Trace, make_availability
 from fedkeel.system.devices import Devices, make_devices
 from fedkeel.system.schedule import Synchronous, Timing
 from fedkeel.system.work import ClientWork
@@ -98,6 +99,35 @@ def test_a_trace_is_repeated(tmp_path: Path) -> None:
         file.write_text(f"client,start,end\n{text}\n")
         with pytest.raises(DataError):
             make_availability(System(availability="trace", trace=str(file)), 3, seed=0)
+
+
+def test_a_client_that_leaves_is_away_at_that_moment_in_every_turn() -> None:
+    """Sums of such numbers are rounded, and 0.3 seconds into the second turn is before 100.3 s."""
+    there = Trace({0: [(0.1, 0.3), (0.7, 0.9)], 1: [(0.2, 100.1)]}, period=100.1)
+    for client in (0, 1):
+        time = 0.0
+        for _ in range(300):
+            start, end = there.interval(client, time)
+            assert time < end
+            assert len(there.present(np.array([client]), start)) == 1
+            time = end
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "examples", "uniform"])
+def test_the_server_waits_for_a_client_that_may_be_selected(tmp_path: Path, sampling: str) -> None:
+    """Client 3 comes after 50 seconds; nobody else is ever selected."""
+    file, counts, cohort = tmp_path / "trace.csv", sizes(4), Cohort(clients=1, sampling=sampling)
+    if sampling == "examples":
+        counts = np.array([0, 0, 0, 5])
+    if sampling == "uniform":
+        cohort = Cohort(clients=1, new_clients=3)
+    (last,) = selectable(cohort, counts, 0)
+    rows = (f"{k},{50 if k == last else 0},100\n" for k in range(4))
+    file.write_text("client,start,end\n" + "".join(rows))
+    when = timing([1.0] * 4, System(availability="trace", trace=str(file)))
+    for server in (Synchronous(when, cohort, counts), Asynchronous(when, cohort, counts, 1)):
+        due = server.due(0)
+        assert (due.cohort.clients.tolist(), due.seconds) == ([last], 62.0)
 
 
 # --- a server that waits ---------------------------------------------------------------------

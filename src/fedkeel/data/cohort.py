@@ -53,8 +53,8 @@ def select(
         sizes: [C] number of examples of each client.
         seed: seed of the run.
         round: round number, from 0.
-        among: the clients that can be reached now, ascending; None for all. Where they are fewer
-            than K, all of them are selected.
+        among: those of the `selectable` clients that can be reached now, ascending; None for all.
+            Where they are fewer than K, all of them are selected.
         count: how many are selected in place of K.
         draw: number of the draw within the round, which has a stream of its own.
 
@@ -69,11 +69,7 @@ def select(
     present = np.delete(np.arange(len(sizes)), new_clients(settings, len(sizes), seed))
     chance = count / len(present)
     if among is not None:
-        fixed = select(settings, sizes, seed, 0) if settings.sampling == "fixed" else None
-        allowed = present if fixed is None else np.union1d(fixed.clients, fixed.dropped)
-        present = np.intersect1d(allowed, among)
-        can_train = sizes[present] > 0 if settings.sampling == "examples" else present >= 0
-        count = min(count, int(np.count_nonzero(can_train)))
+        present, count = among, min(count, len(among))
     sizes, population = sizes[present], len(present)
     is_first = settings.sampling == "fixed" and among is None
     random = generator(seed, "cohort", 0 if is_first else round, draw)
@@ -90,6 +86,19 @@ def select(
     if settings.dropout > 0:
         drops = generator(seed, "dropout", round, draw).random(len(chosen)) < settings.dropout
     return Selection(chosen[~drops], chosen[drops])
+
+
+def selectable(settings: Cohort, sizes: Ints, seed: int) -> Ints:
+    """Return the clients that some round may select, ascending.
+
+    >>> selectable(Cohort(clients=2, sampling="fixed"), np.array([5, 5, 5, 5]), seed=0)
+    array([2, 3])
+    """
+    if settings.sampling == "fixed":
+        first = select(settings, sizes, seed, 0)
+        return np.union1d(first.clients, first.dropped)
+    present = np.delete(np.arange(len(sizes)), new_clients(settings, len(sizes), seed))
+    return present[sizes[present] > 0] if settings.sampling == "examples" else present
 
 
 def new_clients(settings: Cohort, population: int, seed: int) -> Ints:

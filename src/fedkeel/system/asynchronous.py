@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedkeel.config import Cohort
-from fedkeel.data.cohort import Selection, new_clients, select
+from fedkeel.data.cohort import Selection, select, selectable
 from fedkeel.data.dataset import Ints
-from fedkeel.errors import ConfigError, RunError
+from fedkeel.errors import ConfigError, RunError, counted
 from fedkeel.system.schedule import Due, Timing, reached_at
 
 MOST_LOST = 100
@@ -56,15 +56,12 @@ class Asynchronous:
 
     def __init__(self, timing: Timing, cohort: Cohort, sizes: Ints, buffer: int) -> None:
         self._timing, self._cohort, self._sizes, self._size = timing, cohort, sizes, buffer
-        absent = new_clients(cohort, len(sizes), timing.seed)
-        can_train = len(sizes) - len(absent)
-        if cohort.sampling == "fixed":
-            can_train = cohort.size(len(sizes))
-        if buffer > can_train:
+        clients = selectable(cohort, sizes, timing.seed)
+        if buffer > len(clients):
             raise ConfigError(
                 "The server waits for more updates than there are clients.",
-                got=f"a buffer of {buffer}, and {can_train} clients that train",
-                expected=f"at most {can_train}",
+                got=f"a buffer of {buffer}, and {counted(len(clients), 'client')} that may train",
+                expected=f"at most {len(clients)}",
                 why="each client has one update in the buffer at most",
             )
         if cohort.sampling == "poisson":
@@ -72,8 +69,7 @@ class Asynchronous:
                 "cohort.sampling = 'poisson' draws cohorts, and the server does not wait for any.",
                 do="set cohort.sampling = 'uniform'",
             )
-        self._is_idle = np.ones(len(sizes), dtype=np.bool_)
-        self._is_idle[absent] = False
+        self._is_idle = np.isin(np.arange(len(sizes)), clients)  # and may train
         self._events: list[Event] = []  # a heap
         self._now, self._draws = 0.0, 0
 

@@ -125,10 +125,11 @@ class Trace(Availability):
         known = self._intervals.get(client, ())
         if not known:
             return math.inf, math.inf
-        shift = self._period * math.floor(time / self._period)
-        place = bisect_right(known, time - shift, key=itemgetter(1))
+        turn = math.floor(time / self._period)
+        shift = self._period * turn
+        place = bisect_right(known, time, key=lambda interval: interval[1] + shift)
         if place == len(known):
-            place, shift = 0, shift + self._period
+            place, shift = 0, self._period * (turn + 1)
         start, end = known[place]
         return start + shift, end + shift
 

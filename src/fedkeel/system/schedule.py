@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.config import Cohort, System
-from fedkeel.data.cohort import Selection, select
+from fedkeel.data.cohort import Selection, select, selectable
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import RunError
@@ -126,6 +126,7 @@ class Synchronous:
 
     def __init__(self, timing: Timing, cohort: Cohort, sizes: Ints) -> None:
         self._timing, self._cohort, self._sizes = timing, cohort, sizes
+        self._selectable = selectable(cohort, sizes, timing.seed)
         self._now = 0.0
 
     def resume(self, round: int, seconds: float | None) -> None:
@@ -135,11 +136,10 @@ class Synchronous:
     def due(self, round: int) -> Due:
         """Return who replies in time, and when the round ends."""
         timing, settings = self._timing, self._timing.settings
-        everybody = np.arange(len(self._sizes))
-        start = reached_at(timing.availability, everybody, self._now)
+        start = reached_at(timing.availability, self._selectable, self._now)
         among = None
         if settings.availability != "always":
-            among = timing.availability.present(everybody, start)
+            among = timing.availability.present(self._selectable, start)
         chosen = select(self._cohort, self._sizes, timing.seed, round, among=among)
         clients = np.union1d(chosen.clients, chosen.dropped)
         needed = math.ceil(round_off(settings.enough * len(clients)))
