@@ -75,6 +75,9 @@ def test_a_whole_run_is_charged_once_however_often_its_server_goes_on(tmp_path: 
     charges = [ledger.charge(spending("a", count=9), POLICY, is_once=True) for _ in range(3)]
     assert len(set(charges)) == 1
     assert [entry.count for entry in ledger.read()] == [9]
+    for planned, charged in ((12, 12), (10, 12)):  # it plans more rounds, and fewer
+        total = ledger.charge(spending("a", count=planned), POLICY, is_once=True)
+        assert total == epsilon_of([spending("x", count=charged)], POLICY)
 
 
 def charge_many(file: Path, run: str) -> None:

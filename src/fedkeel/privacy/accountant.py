@@ -32,10 +32,6 @@ DIGITS = 5
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.0625, 2.0**24
 """The noise is calibrated between these, in units of the bound."""
 
-ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)
-"""Renyi orders at which draws of a fixed size are counted. The library's bound on them is taken at
-whole orders, between which it interpolates."""
-
 STRIDE = 16
 """Releases that are added one by one before they are composed at once, which takes longer."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,7 +105,8 @@ class Ledger:
         Args:
             spending: what is to be sent.
             policy: has the limit.
-            is_once: whether it is for a whole run, so that its second time costs nothing.
+            is_once: whether it is for all planned rounds of a run, so that a second time costs
+                nothing, unless more rounds are planned by then.
 
         Raises:
             PolicyError: with it the site would have spent more than its policy allows; nothing is
@@ -113,25 +114,23 @@ class Ledger:
             RunError: the ledger cannot be read or written.
         """
         with self._locked():
-            entries = list(self.read())
-            place = next((i for i, e in enumerate(entries) if e.kind == spending.kind), None)
-            if place is None:
-                entries.append(spending)
-            elif not is_once:
-                count = entries[place].count + spending.count
-                entries[place] = entries[place].model_copy(update={"count": count})
+            before = self.read()
+            entries, count = list(before), spending.count
+            place = next((i for i, e in enumerate(before) if e.kind == spending.kind), len(before))
+            if place < len(before):
+                charged = before[place].count
+                count = max(charged, count) if is_once else charged + count
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            entries[place : place + 1] = [spending.model_copy(update={"count": count, "at": now})]
             total = epsilon_of(entries, policy)
             if policy.epsilon is not None and total > policy.epsilon:
-                before = epsilon_of(self.read(), policy)
+                what = "run" if is_once else "answer"
                 raise PolicyError(
                     "The epsilon of this site is spent.",
-                    got=f"{before:.4g}, and {total:.4g} with this answer",
+                    got=f"{epsilon_of(before, policy):.4g}, and {total:.4g} with this {what}",
                     expected=f"{policy.epsilon:g} over all runs",
                     do="raise 'epsilon' in the site's policy, if the site agrees to that",
                 )
-            place = len(entries) - 1 if place is None else place
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            entries[place] = entries[place].model_copy(update={"at": now})
             self._write(entries)
             return total
 
@@ -153,19 +152,21 @@ class Ledger:
     def _locked(self) -> Iterator[None]:
         """Keep the site's other processes from charging meanwhile; the lock ends with a kill."""
         lock = self.file.with_name(f".{self.file.name}.lock")
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise RunError(
-                "The ledger of this site cannot be written.", got=f"{lock}: {error.strerror}"
-            ) from None
-        try:
-            if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with ExitStack() as stack:
+            try:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+                stack.callback(os.close, handle)
+                if fcntl is not None:
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError as error:
+                raise RunError(
+                    "The ledger of this site cannot be locked.",
+                    got=f"{lock}: {error.strerror}",
+                    why="two answers at a time could be counted as one",
+                    do="put it on a disk of the node's own, where the node may write",
+                ) from None
             yield
-        finally:
-            os.close(handle)
 
     def _damaged(self, reason: object) -> RunError:
         return RunError(
@@ -221,12 +222,12 @@ def statement(entries: Sequence[Spent], policy: Policy) -> list[RunSpent]:
             "The policy has no limit, so that nothing is counted.",
             do="give it 'epsilon' and 'delta'",
         )
-    found = []
+    costs = []
     before: list[Spent] = []
     for run in dict.fromkeys(entry.run for entry in entries):
         of_run = [entry for entry in entries if entry.run == run]
         before += of_run
-        found.append(
+        costs.append(
             RunSpent(
                 run=run,
                 method=of_run[0].method,
@@ -237,4 +238,4 @@ def statement(entries: Sequence[Spent], policy: Policy) -> list[RunSpent]:
                 total=epsilon_of(before, policy),
             )
         )
-    return found
+    return costs

@@ -75,9 +75,9 @@ def refuse_single_updates(plan: Plan) -> None:
     Raises:
         CompositionError: names the part and the reason.
     """
-    found = refusal(plan)
-    if found is not None:
-        part, reason = found
+    refused = refusal(plan)
+    if refused is not None:
+        part, reason = refused
         raise CompositionError(
             f"{part} cannot be run with secure aggregation.",
             got=plan.expression,

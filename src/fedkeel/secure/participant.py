@@ -29,20 +29,20 @@ LEAST = 2
 """Participants of a sum, at least: a sum of one is what it sent."""
 
 
-def threshold(asked: int, least: int | None = None) -> int:
+def threshold(participants: int, least: int | None = None) -> int:
     """Return how many participants a sum has at least, and how many shares make a secret.
 
     It is more than half, so that no two groups of participants can each reveal what the other half
     of a secret is for.
 
     Args:
-        asked: how many are asked to take part.
+        participants: how many are asked to take part.
         least: what the settings ask for, None for no more than that.
 
     >>> [threshold(n) for n in (1, 2, 3, 4, 10)], threshold(10, 8)
     ([2, 2, 2, 3, 6], 8)
     """
-    return max(asked // 2 + 1, LEAST, least or 0)
+    return max(participants // 2 + 1, LEAST, least or 0)
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,13 @@ def shared_key(private: bytes, public: bytes, purpose: str) -> bytes:
         purpose: what it is for; keys for different purposes have nothing in common.
 
     Raises:
-        SecureSumError: the public key is none.
+        SecureSumError: the public key is not valid.
     """
     try:
         point = X25519PublicKey.from_public_bytes(public)
         secret = X25519PrivateKey.from_private_bytes(private).exchange(point)
     except ValueError:
-        raise SecureSumError("A public key of a secure sum is none.") from None
+        raise SecureSumError("A public key of a secure sum is not valid.") from None
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose.encode()).derive(secret)
 
 

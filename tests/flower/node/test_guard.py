@@ -151,6 +151,14 @@ def test_secure_sums_of_enough_nodes_are_allowed(tmp_path: Path) -> None:
                 guard.check_run()
 
 
+def test_the_plan_of_all_clients_of_a_node_counts(tmp_path: Path) -> None:
+    """As the ledger does: one spends 3.05 in this run, and two spend more."""
+    guard = Guard(Policy(epsilon=4.0, delta=0.01), run(NOISY, privacy=EXAMPLE))
+    guard.check_plan([1])
+    with pytest.raises(PolicyError, match="plans to spend more"):
+        guard.check_plan([0, 1])
+
+
 def faults(result: Result) -> list[dict[str, list[int]]]:
     return [row.faults for row in result.rows[1:]]
 

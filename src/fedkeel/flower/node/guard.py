@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedkeel.data.cohort import select
+from fedkeel.data.dataset import Ints
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX
+from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.flower.protocol import EVALUATE, PERSONAL, PICTURES, ClientRequest, Request
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.parts.dpclient import clipped
@@ -69,13 +70,13 @@ class Guard:
         """
         if self.policy.epsilon is None or self.policy.delta is None:
             return
-        sizes = self.prepared.setup.federation.sizes
-        planned = [self._planned(client) for client in sorted(clients) if sizes[client]]
-        spent = [composed_epsilon([item], self.policy.delta) for item in planned if item[2]]
-        if max(spent, default=0.0) > self.policy.epsilon:
+        sizes, times = self.prepared.setup.federation.sizes, self._planned_times()
+        planned = [self._planned(k, int(times[k])) for k in sorted(clients) if sizes[k]]
+        spent = composed_epsilon([item for item in planned if item[2]], self.policy.delta)
+        if spent > self.policy.epsilon:
             raise PolicyError(
                 "This run plans to spend more than the epsilon of this site.",
-                got=f"{max(spent):.4g} in {self.prepared.settings.rounds} rounds, at delta "
+                got=f"{spent:.4g} in {self.prepared.settings.rounds} rounds, at delta "
                 f"{self.policy.delta:g}",
                 expected=f"{self.policy.epsilon:g} over all runs",
                 do="plan fewer rounds or more noise",
@@ -122,11 +123,9 @@ class Guard:
         """Return a reply with the site's own bound and noise on its update."""
         if self.policy.clip is None:
             return reply
-        deviation, random = self.policy.sigma * self.policy.clip, np.random.default_rng()
-        update = {}
-        for name, value in clipped(reply.update, self.policy.clip).items():
-            noise = torch.from_numpy(deviation * random.standard_normal((1, *value.shape)))[0]
-            update[name] = value + noise.to(value.dtype)
+        update = clipped(reply.update, self.policy.clip)
+        if self.policy.sigma:
+            update = with_noise(update, self.policy.sigma * self.policy.clip)
         return replace(reply, update=update)
 
     # --- what is refused -------------------------------------------------------------------------
@@ -189,11 +188,11 @@ class Guard:
                 expected=f"sums of {least} clients at least",
                 do=SETTLE,
             )
-        found = self._smallest_round()
-        if found < least:
+        smallest = self._smallest_round()
+        if smallest < least:
             raise PolicyError(
                 "A round may have too few clients for the policy of this site.",
-                got=found,
+                got=smallest,
                 expected=f"{least} at least",
                 why="the quorum of the smallest cohort counts; one that is drawn by a key at the "
                 "server may be of any size",
@@ -203,35 +202,36 @@ class Guard:
     def _smallest_round(self) -> int:
         """Return the smallest number of clients with whose replies a round goes on."""
         cohort, sizes = self.prepared.cohort, self.prepared.setup.federation.sizes
-        privacy, quorum = self.prepared.settings.privacy, self.prepared.settings.flower.quorum
+        quorum = self.prepared.settings.flower.quorum
         if cohort.sampling != "poisson" and not cohort.dropout:
             return smallest_count(quorum, cohort.size(len(sizes)))
-        if privacy is not None and privacy.key_file is not None:
-            return 0  # the server alone knows the cohorts
-        rounds, seed = range(self.prepared.settings.rounds), self.prepared.settings.seed
-        least = min(len(select(cohort, sizes, seed, round).clients) for round in rounds)
+        if self._are_cohorts_secret:
+            return 0
+        least = min(len(clients) for clients in self._cohorts())
         return smallest_count(quorum, least) if least else 0
 
     def _check_own_bound(self) -> None:
         """Refuse a run whose update cannot be clipped, or is not all that needs noise."""
-        plan = self.prepared.plan
-        more = [name for name in self._sent() if name not in ("sums", "diagnostics")]
-        is_encoded = self.policy.clip is not None and plan.codec is not None
-        if is_encoded or (self.policy.sigma and more):
+        codec, more = self.prepared.plan.codec, list[str]()
+        if self.policy.sigma:
+            more += [name for name in self._sent() if name not in ("sums", "diagnostics")]
+        if self.policy.clip is not None and codec is not None:
+            more.append(f"an update that {codec.name} encodes")
+        if more:
             raise PolicyError(
-                "This site clips its update, and adds noise to it, and the run sends other things.",
+                "This site clips its update itself, and the run sends other things.",
                 got=", ".join(more),
-                expected="an update alone",
+                expected="an update alone, as it is",
                 do=SETTLE,
             )
 
     def _check_unit(self) -> None:
         privacy = self.prepared.settings.privacy
         if privacy is None or privacy.unit != self.policy.unit:
-            asked = "no [privacy]" if privacy is None else f"privacy.unit = {privacy.unit!r}"
+            unit = "no [privacy]" if privacy is None else f"privacy.unit = {privacy.unit!r}"
             raise PolicyError(
                 "The run has no noise that the policy of this site could count.",
-                got=asked,
+                got=unit,
                 expected=f"privacy.unit = {self.policy.unit!r}",
                 do="add it to the experiment; or let the site clip and add noise itself: 'clip' "
                 "and 'sigma' in its policy, with unit = 'client'",
@@ -257,19 +257,32 @@ class Guard:
         n = int(schedule.sizes[client])
         return schedule.of_examples(n), budget.sigma, schedule.releases_of_round(n, done)
 
-    def _planned(self, client: int) -> tuple[Release, float, int]:
-        """Return what a client spends in all planned rounds."""
+    def _planned(self, client: int, times: int) -> tuple[Release, float, int]:
+        """Return what a client spends in all planned rounds, in so many of which it trains."""
         release, sigma, count = self._spending(client, 0)
-        if self._trusts_server:
-            return release, sigma, count
-        rounds = range(self.prepared.settings.rounds)
+        return release, sigma, count if self._trusts_server else count * times
+
+    def _planned_times(self) -> Ints:
+        """Return [C] in how many of the planned rounds each client may train."""
+        size, rounds = len(self.prepared.setup.federation.sizes), self.prepared.settings.rounds
+        if self._are_cohorts_secret:
+            return np.full(size, rounds)
+        times = np.zeros(size, dtype=np.int64)
+        for clients in self._cohorts():
+            times[clients] += 1
+        return times
+
+    @property
+    def _are_cohorts_secret(self) -> bool:
+        """Whether a key draws the cohorts, so that the server alone knows them."""
         privacy = self.prepared.settings.privacy
-        if privacy is not None and privacy.key_file is not None:
-            return release, sigma, count * len(rounds)
-        cohort, sizes = self.prepared.cohort, self.prepared.setup.federation.sizes
-        seed = self.prepared.settings.seed
-        times = sum(client in select(cohort, sizes, seed, round).clients for round in rounds)
-        return release, sigma, count * times
+        return privacy is not None and privacy.key_file is not None
+
+    def _cohorts(self) -> Iterator[Ints]:
+        """Yield the clients that are to train in each of the planned rounds."""
+        settings, sizes = self.prepared.settings, self.prepared.setup.federation.sizes
+        for round in range(settings.rounds):
+            yield select(self.prepared.cohort, sizes, settings.seed, round).clients
 
 
 def _is_allowed(part: Part, allowed: tuple[str, ...]) -> bool:

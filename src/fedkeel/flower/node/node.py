@@ -106,7 +106,8 @@ class Node:
         """Return the reply to a message of Flower.
 
         Args:
-            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PERSONAL`, `PICTURES` or `DESCRIBE`.
+            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PERSONAL`, `PICTURES` or `DESCRIBE`; or
+                a step of a secure sum: `KEYS`, `SHARES`, `MASKED` or `UNMASK`.
             content: what it holds.
 
         Raises:
@@ -120,10 +121,17 @@ class Node:
             if self.guard is not None:
                 self.guard.check_plan(self.clients)
             return self.describe()
-        handlers = {TRAIN: self.train, SURVEY: self.survey, EVALUATE: self.evaluate}
-        handlers |= {PICTURES: self.count_answers, PERSONAL: self.evaluate_personal}
-        handlers |= {KEYS: self.begin_sum, MASKED: self.train_for_sum}
-        handlers |= {SHARES: self._secure_sums.share, UNMASK: self._secure_sums.unmask}
+        handlers = {
+            TRAIN: self.train,
+            SURVEY: self.survey,
+            EVALUATE: self.evaluate,
+            PICTURES: self.count_answers,
+            PERSONAL: self.evaluate_personal,
+            KEYS: self.begin_sum,
+            SHARES: self._secure_sums.share,
+            MASKED: self.train_for_sum,
+            UNMASK: self._secure_sums.unmask,
+        }
         return handlers[kind](content)
 
     @property

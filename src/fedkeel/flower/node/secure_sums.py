@@ -49,7 +49,7 @@ SECRETS = "secure-sum-{}.json"
 """File of what a node knows in a sum, by its number: nodes of one machine may share a folder. Only
 its owner may read it, and it is removed with the last step, or by the next sum."""
 
-Asked = KeysRequest | SharesRequest | SumRequest | UnmaskRequest
+SumStep = KeysRequest | SharesRequest | SumRequest | UnmaskRequest
 """What the server says of a sum in each step: the run, the round, the number of the node."""
 
 _PARTICIPANT = TypeAdapter(Participant)
@@ -175,18 +175,18 @@ class SecureSums:
         weight = float(self.prepared.setup.raw_weights([job], [result.examples])[0])
         return layout.vector(self.prepared, reply, weight, wanted)
 
-    def _file(self, request: Asked) -> Path:
+    def _file(self, request: SumStep) -> Path:
         """Return the file of secrets. The run's digest names its folder: no name is received."""
         name = hashlib.blake2b(request.run.encode(), digest_size=12).hexdigest()
         return self.root / name / SECRETS.format(request.node)
 
-    def _save(self, request: Asked, participant: Participant) -> None:
+    def _save(self, request: SumStep, participant: Participant) -> None:
         file = self._file(request)
         with _disk_errors():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(file, _PARTICIPANT.dump_json(participant), mode=0o600)
 
-    def _load(self, request: Asked) -> Participant:
+    def _load(self, request: SumStep) -> Participant:
         """Return what the node knows in the sum of a request.
 
         Raises:
