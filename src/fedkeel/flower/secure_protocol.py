@@ -21,6 +21,7 @@ from fedkeel.engine.spec import TensorSpec
 from fedkeel.flower.protocol import MessageSpecs, Request
 from fedkeel.flower.wire import Header
 from fedkeel.method.round_values import Reply, uploaded_state
+from fedkeel.secure.fixed_point import in_range
 from fedkeel.secure.participant import PublicKeys, Revealed
 from fedkeel.tree import State, unwalk, walk
 
@@ -218,14 +219,17 @@ class VectorLayout:
             reply: what the client would send.
             weight: how it counts, not yet scaled to sum 1.
             request: what it is asked for.
+
+        Raises:
+            SecureSumError: a number is not finite, or too large.
         """
         share, each = weight / request.total_weight, 1.0 / request.clients
-        numbers = [float(reply.diagnostics[name]) * each for name in self.diagnostics]
-        parts = [np.array([share, each, float(reply.loss) * each, *numbers])]
+        means = [float(reply.loss), *(float(reply.diagnostics[name]) for name in self.diagnostics)]
+        parts = [np.array([share, each]), each * in_range(np.array(means))]
         state = dict(walk(uploaded_state(prepared.plan, reply)))
         for path in self.specs:
             factor = share if path.startswith((UPDATE, BUFFERS)) else each
-            parts.append(factor * state[path].detach().cpu().double().numpy().ravel())
+            parts.append(factor * in_range(state[path].detach().cpu().double().numpy().ravel()))
         return np.concatenate(parts)
 
     def read(self, total: NDArray[np.float64], request: SumRequest) -> SummedReplies:

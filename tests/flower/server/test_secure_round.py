@@ -15,18 +15,24 @@ from flwr.app import RecordDict
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.engine.base import ClientJob
+from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.secure_sums import with_noise
+from fedkeel.flower.secure_protocol import SumRequest, VectorLayout
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
+from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.runs import main_settings
 from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.result import Result
+from fedkeel.secure.fixed_point import LARGEST, decoded, encoded
 from fedkeel.secure.legality import refusal
+from fedkeel.secure.primitives import SecureSumError
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import MARK, NaN, Net, federation, prepared
 
@@ -251,6 +257,23 @@ def test_a_client_with_a_long_update_is_kept_out_by_its_node(tmp_path: Path) -> 
     row = on_nodes(run("fedavg", secure_norm=bound, rounds=1), tmp_path).rows[1]
     assert row.clients == [k for k in range(CLIENTS) if norms[k] <= bound]
     assert "secure_norm" in next(iter(row.faults))
+
+
+def test_a_number_is_refused_for_its_size_and_not_for_that_of_its_share() -> None:
+    """Five shares of a fifth, each small enough by itself, could add up to too much."""
+    made = run("fedavg")
+    message = server_message(made.plan, made.server, 0.1)
+    reply = train_client(made.setup, message, ClientJob(0, 0, 0), None).reply
+    request = SumRequest(node="1", shares=(), total_weight=5.0, clients=5)
+    vector = partial(VectorLayout.of(made).vector, made, weight=1.0, request=request)
+    for factor, is_refused in ((1.0, False), (1.01, True)):
+        update = {name: torch.full_like(t, factor * LARGEST) for name, t in reply.update.items()}
+        if is_refused:
+            with pytest.raises(SecureSumError, match="numbers that a secure sum cannot take"):
+                vector(reply=replace(reply, update=update))
+        else:
+            sent = encoded(vector(reply=replace(reply, update=update)))
+            assert decoded(sent * np.uint64(5)).max() == pytest.approx(LARGEST)
 
 
 def test_one_loss_begins_a_method_anew(tmp_path: Path) -> None:
