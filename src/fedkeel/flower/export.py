@@ -66,7 +66,6 @@ def export(experiment: Experiment, out: Path) -> list[str]:
     refuse_virtual_time(experiment, plan)
     if experiment.flower.secure_aggregation:
         refuse_single_updates(plan)
-    refuse_virtual_time(experiment, plan)
     builder(experiment.model.name)
     is_on_nodes(experiment)
     modules = user_modules(experiment)

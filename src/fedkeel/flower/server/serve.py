@@ -121,7 +121,6 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     refuse_virtual_time(experiment, plan)
     if settings.secure_aggregation:
         refuse_single_updates(plan)
-    refuse_virtual_time(experiment, plan)
     builder(experiment.model.name)
     check_settings(options.out, experiment)
     connection = NodeConnection(grid, settings)
