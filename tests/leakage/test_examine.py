@@ -87,6 +87,25 @@ def test_what_does_not_apply_says_why(digits: Arrays) -> None:
     assert "keep some parameters" in record.skipped[0].reason
 
 
+def test_membership_needs_others_that_it_can_compare_with(digits: Arrays) -> None:
+    x, y = digits  # the first ten are 0 to 9
+    record = fk.audit(
+        "fedavg",
+        task=fk.Task(make),
+        clients=fk.from_clients([(x[k : k + 1], y[k : k + 1]) for k in range(3)], classes=10),
+        test=(x[3:10], y[3:10]),
+        rounds=1,
+        local=fk.Local(lr=0.1, epochs=1),
+        attack=fk.Audit(attacks=("loss", "updates", "lira"), shadows=4),
+        progress=False,
+    )
+    assert record.results == ()
+    reasons = {s.attack: s.reason for s in record.skipped}
+    assert "no test example has a label" in reasons["loss"]
+    assert reasons["updates"] == reasons["loss"]
+    assert "no client has two examples" in reasons["lira"]
+
+
 def test_baselines_and_rounds_beyond_the_run_are_refused(digits: Arrays) -> None:
     with pytest.raises(ConfigError, match="sends nothing"):
         ask(digits, method="local")

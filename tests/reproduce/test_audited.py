@@ -67,6 +67,21 @@ def test_a_table_of_attacks_is_made_and_kept(
     assert run_cells(runs, 1).reused == 2
 
 
+def test_an_interrupt_of_an_attack_ends_a_table_as_that_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "leak.toml"
+    file.write_text(TABLE)
+    runs = table_runs(read(file), TableRequest(tmp_path / "out"))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "examine", interrupted)
+    outcomes = run_cells(runs, 1)
+    assert (outcomes.finished, outcomes.complete) == (0, False)
+
+
 def test_the_figures_of_recovered_images_can_be_run() -> None:
     attacked = [t for t in map(load, names()) if t.metric.attack is not None]
     assert [t.id for t in attacked] == ["fedgc-figure5", "fedreg-figure-c3", "fedreg-figure-c4"]

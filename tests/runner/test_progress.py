@@ -53,6 +53,15 @@ def test_which_one_is_chosen() -> None:
     assert isinstance(progress_display(console(True)[0], quiet=True), ProgressDisplay)
 
 
+def test_steps_are_called_what_they_are() -> None:
+    there, text = console(False)
+    with ProgressLines(there, seconds=0.0) as display:
+        display.begin("dlg, client 3", 600, 0)
+        WithoutScores(display).step("dlg, client 3", 6, "iteration")
+        display.end("dlg, client 3", FINISHED)
+    assert text.getvalue().splitlines()[0] == "dlg, client 3: iteration 6/600"
+
+
 def test_lines_without_a_terminal() -> None:
     there, text = console(False)
     with ProgressLines(there) as display:

@@ -19,7 +19,7 @@ from fedkeel.config import load
 from fedkeel.diagnose.doctor_candidates import FOR_ONE_MODEL, candidates, reason_against
 from fedkeel.diagnose.doctor_findings import findings
 from fedkeel.diagnose.doctor_measurements import Measurements
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, TrainingError
 from fedkeel.records.doctor import DoctorRecord, Finding
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.doctor_page import render_doctor_page
@@ -252,6 +252,11 @@ def test_every_usual_method_can_be_tried(model: str) -> None:
     assert tried | left_out == usual
     assert left_out == ({"fedbn", "fedbn+finetune"} if model == "personal" else set())
     assert len(record.advised) == 3
+
+
+def test_methods_that_diverge_in_all_trials_are_no_advice() -> None:
+    with pytest.raises(TrainingError, match="diverged in each of its trials"):
+        ask(clients([20, 20], ALL[:2]), methods=["fedadam(lr=1e30)"])
 
 
 def test_clients_without_examples_to_hold_out_are_refused() -> None:

@@ -13,6 +13,16 @@ AttackName = Literal["linear", "labels", "dlg", "cosine", "loss", "updates", "li
 
 ATTACKS: tuple[AttackName, ...] = get_args(AttackName)
 
+InversionName = Literal["linear", "dlg", "cosine"]
+"""The attacks that bring inputs back."""
+
+View = Literal["client", "sum", "release"]
+"""What the attacker sees, see `Audit`."""
+
+Distance = Literal["cosine", "l2"]
+"""How gradients are compared: by 1 minus the cosine of the angle over the whole model, or by the
+squared Euclidean distance."""
+
 
 class Audit(Settings):
     """What an audit attacks, and how hard it tries.
@@ -44,14 +54,14 @@ class Audit(Settings):
     """
 
     attacks: tuple[AttackName, ...] = ATTACKS[:-1]
-    view: Literal["client", "sum", "release"] = "client"
+    view: View = "client"
     round: int = Field(1, ge=1)
     targets: int = Field(1, ge=1)
     images: int = Field(8, ge=1)
     tries: int = Field(2, ge=1)
     lbfgs: int = Field(300, ge=1)
     iterations: int = Field(1000, ge=8)
-    distance: Literal["cosine", "l2"] = "cosine"
+    distance: Distance = "cosine"
     lr: float = Field(0.1, gt=0.0)
     variation: float = Field(1e-6, ge=0.0)
     examples: int = Field(500, ge=2)

@@ -22,11 +22,11 @@ FORGETTING_NOTABLE, FORGETTING_PROBLEM = 0.1, 0.5
 
 def findings(m: Measurements) -> tuple[Finding, ...]:
     """Return all findings, those of the data first."""
-    asked = (
+    answers = (
         *(labels(m), targets(m), sizes(m), inputs(m), rate(m), drift(m), forgetting(m)),
         *(participation(m), weights(m), batch_norm(m), centralised(m), local(m)),
     )
-    return tuple(finding for finding in asked if finding is not None)
+    return tuple(finding for finding in answers if finding is not None)
 
 
 def _level(value: float, notable: float, problem: float) -> Level:
@@ -139,22 +139,22 @@ def inputs(m: Measurements) -> Finding | None:
 
 def rate(m: Measurements) -> Finding:
     """Whether the learning rate is the problem."""
-    given, best = m.scores_by_lr.get(m.lr), m.fedavg
-    numbers = {"given": m.lr, "best": m.best_lr, "score": given, "best_score": best}
+    score, best = m.scores_by_lr.get(m.lr), m.fedavg
+    numbers = {"given": m.lr, "best": m.best_lr, "score": score, "best_score": best}
     title = "Learning rate"
     if best is None:
         return Finding("rate", title, "unknown", "Nothing was trained.", numbers)
-    if given is None:
+    if score is None:
         says = f"FedAvg diverges at {m.lr:g}; at {m.best_lr:g} it reaches {m.score.format(best)}."
         return Finding("rate", title, "problem", says, numbers)
-    if m.is_gain(best, given):
+    if m.is_gain(best, score):
         word = "small" if m.best_lr > m.lr else "large"
         says = (
-            f"{m.lr:g} is too {word} here: FedAvg has {m.score.format(given)} with it, and "
+            f"{m.lr:g} is too {word} here: FedAvg has {m.score.format(score)} with it, and "
             f"{m.score.format(best)} with {m.best_lr:g}."
         )
         return Finding("rate", title, "problem", says, numbers)
-    says = f"{m.lr:g} is among the best of those tried: FedAvg has {m.score.format(given)} with it."
+    says = f"{m.lr:g} is among the best of those tried: FedAvg has {m.score.format(score)} with it."
     return Finding("rate", title, "fine", says, numbers)
 
 

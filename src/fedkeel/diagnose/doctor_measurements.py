@@ -70,17 +70,13 @@ class Measurements:
 
     @property
     def best_lr(self) -> float:
-        """The learning rate with the best score, the given one of several equals."""
-        rates = sorted(self.scores_by_lr, key=lambda lr: abs(math.log(lr / self.lr)))
-        return max(rates, key=lambda lr: self._signed(self.scores_by_lr[lr]))
+        """The learning rate with the best score, see `best_rate`."""
+        return best_rate(self.scores_by_lr, self.lr, self.score)
 
     @property
     def fedavg(self) -> float | None:
         """FedAvg's score at the best learning rate."""
         return self.scores_by_lr[self.best_lr]
-
-    def _signed(self, value: float | None) -> float:
-        return -math.inf if value is None or math.isnan(value) else self.score.sign * value
 
     def gain(self, value: float | None, other: float | None) -> float | None:
         """Return by how much a score is better than another; None where one is not known."""
@@ -130,3 +126,15 @@ class Measurements:
         before = self.diagnostics.get("forgetting.loss_before", math.nan)
         increase = self.diagnostics.get("forgetting.increase", math.nan)
         return increase / before if before else math.nan
+
+
+def best_rate(scores: Mapping[float, float | None], lr: float, score: MetricInfo) -> float:
+    """Return the learning rate with the best score, of several equals the nearest to `lr`.
+
+    Args:
+        scores: FedAvg's score by learning rate; None where it diverged.
+        lr: the learning rate of the settings.
+        score: the metric.
+    """
+    rates = sorted(scores, key=lambda rate: abs(math.log(rate / lr)))
+    return max(rates, key=lambda rate: score.rank(scores[rate]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -130,7 +131,7 @@ class Sequential(KeepsClientStates):
         with use_numerics(self._setup.precision):
             return evaluate(self._setup, params, buffers, split)
 
-    def __enter__(self) -> Sequential:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

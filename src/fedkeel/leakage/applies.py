@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+import numpy as np
 from torch import Tensor
 
-from fedkeel.config.audit import AttackName
+from fedkeel.config.audit import AttackName, InversionName
 from fedkeel.leakage import linear
 from fedkeel.leakage.case import Case
 
-OF_INPUTS = ("linear", "dlg", "cosine")
-"""Attacks that bring inputs back."""
+OF_INPUTS = get_args(InversionName)
 
 
 def why_not(attack: AttackName, case: Case) -> str:
     """Return why an attack does not apply, "" where it does."""
     setup = case.overheard.prepared.setup
-    if setup.training.personal and attack != "loss":
-        return "the clients keep some parameters, and without them no gradient can be matched"
-    if setup.training.personal:
+    if setup.training.personal and attack in ("loss", "lira"):
         return "the clients keep some parameters, so there is no whole model to ask"
+    if setup.training.personal:
+        return "the clients keep some parameters, and without them no gradient can be matched"
     data = setup.federation.data
     if not isinstance(data.x, Tensor):
         return "the examples have several inputs by name"
@@ -26,10 +28,12 @@ def why_not(attack: AttackName, case: Case) -> str:
         return "inputs are tokens, which cannot be moved step by step"
     if not isinstance(data.y, Tensor) and attack in OF_INPUTS:
         return "the examples have several targets by name"
-    if attack in ("labels", "loss", "updates", "lira") and not case.classes:
+    if attack != "linear" and not case.classes:
         return "targets are not labels under the cross-entropy"
-    if attack in ("dlg", "cosine") and not case.classes:
-        return "targets are not labels under the cross-entropy"
+    if attack in ("loss", "updates") and not np.isin(case.labels.numpy(), setup.test.labels).any():
+        return "no test example has a label of the examples behind the update"
+    if attack == "lira" and setup.federation.sizes.max() < 2:
+        return "no client has two examples, of which a run could leave one out"
     if attack == "linear" and linear.first_layer(case.seen.gradient, data.x[0].numel()) is None:
         return "the model does not begin with a linear layer that has a bias"
     return _without_last_layer(case) if attack == "labels" else ""

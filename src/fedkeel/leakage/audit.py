@@ -85,10 +85,6 @@ def audit(
         weights=weights,
         local=local,
         cohort=cohort_settings(cohort, participation, clients_per_round),
-        evaluation=None,
-        stop=None,
-        diagnose=None,
-        adversary=None,
         privacy=privacy,
         engine=engine,
     )

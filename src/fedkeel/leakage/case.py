@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.values import rows_of
+from fedkeel.leakage.matching import GradientModel
 from fedkeel.leakage.observation import Observation, Overheard
 from fedkeel.leakage.quality import Units
 from fedkeel.method.context import Ints
@@ -42,6 +43,11 @@ class Case:
     def seen(self) -> Observation:
         """What the attacker sees."""
         return self.overheard.see(self.settings.view, self.client)
+
+    @cached_property
+    def model(self) -> GradientModel:
+        """The gradient of made-up examples, and the one that was seen."""
+        return GradientModel(self.seen)
 
     @property
     def target(self) -> str:

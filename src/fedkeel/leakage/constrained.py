@@ -69,15 +69,15 @@ def _bound(part: CGC, sent: Tree, last: Tree, groups: list[list[str]]) -> Iterat
             yield Direction(tuple(names), tree.scale(z, size**-0.5))
 
 
-def multipliers(hidden: Unprojected, target: Tree, found: Tree) -> list[float]:
+def multipliers(hidden: Unprojected, target: Tree, gradient: Tree) -> list[float]:
     """Return, for each direction, how far the projection moved along it: v |z|.
 
     Args:
         hidden: the directions.
         target: the gradient that was seen: minus u.
-        found: the gradient of the inputs that were found: minus h.
+        gradient: that of the inputs that were found: minus h.
     """
-    difference = tree.sub(found, target)
+    difference = tree.sub(gradient, target)
     return [
         float(sum((difference[k] * d.vector[k]).sum() for k in d.names)) for d in hidden.directions
     ]

@@ -25,9 +25,8 @@ from fedkeel.leakage.shadow import lira
 from fedkeel.records.audit import AttackResult, AuditRecord, Skipped
 from fedkeel.records.baselines import BASELINES
 from fedkeel.records.files import write_text
-from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay
+from fedkeel.runner.progress import FINISHED, ProgressDisplay
 
 RESULTS = "attacks.jsonl"
 """File in the folder of an audit with what the attacks found, one a line."""
@@ -175,7 +174,7 @@ def _shadow_runs(
             split.numbers(),
         )
 
-    return kept.made(name, settings, -1, make, settings.shadows, display)
+    return kept.cached(name, settings, -1, make, _Ticker(name, settings.shadows, "run", display))
 
 
 class _Kept:
@@ -187,41 +186,41 @@ class _Kept:
         self._lines: dict[str, AttackResult] = {}
         if self._file is not None and self._file.exists():
             for line in self._file.read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError, KeyError, TypeError):  # a line that was cut off by a kill
+                with suppress(ValueError, KeyError, TypeError):  # of another version, or edited
                     values = json.loads(line)
                     self._lines[values["key"]] = AttackResult.from_json(values["result"])
 
     def result(self, case: Case, attack: str, display: ProgressDisplay) -> AttackResult:
         """Return an attack's result, made now or before."""
-        how = case.settings
-        work = {"dlg": how.lbfgs * how.tries, "cosine": how.iterations}.get(attack, 1)
+        settings = case.settings
+        iterations = {"dlg": settings.lbfgs * settings.tries, "cosine": settings.iterations}
 
         def make(tick: Callable[[int], None]) -> AttackResult:
             precision = case.overheard.prepared.setup.precision
             with use_numerics(precision), torch.random.fork_rng(devices=[]):
                 return ATTACKS[attack](case, tick)
 
-        return self.made(attack, how, case.client, make, work, display)
+        ticker = _Ticker(
+            _title(attack, case.client), iterations.get(attack, 1), "iteration", display
+        )
+        return self.cached(attack, settings, case.client, make, ticker)
 
-    def made(
+    def cached(
         self,
         attack: str,
         settings: config.Audit,
         client: int,
         make: Callable[[Callable[[int], None]], AttackResult],
-        work: int,
-        display: ProgressDisplay,
+        ticker: _Ticker,
     ) -> AttackResult:
         """Return the result of `make`, or that of an earlier call with the same settings."""
         values = settings.model_dump(exclude={"attacks", "targets"})
         text = json.dumps([self._run, attack, client, values], sort_keys=True)
         key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        name = attack if client < 0 else f"{attack}, client {client}"
         if key in self._lines:
             return self._lines[key]
-        display.begin(name, work, 0)
-        result = make(_Ticker(name, work, display))
-        display.end(name, "finished")
+        with ticker:
+            result = make(ticker)
         if self._file is not None:
             self._lines[key] = result
             lines = (
@@ -233,15 +232,33 @@ class _Kept:
         return result
 
 
-class _Ticker:
-    """Tells a display how far an attack is, a hundred times at most."""
+def _title(attack: str, client: int) -> str:
+    return attack if client < 0 else f"{attack}, client {client}"
 
-    def __init__(self, name: str, work: int, display: ProgressDisplay) -> None:
-        self._name, self._work, self._display = name, work, display
-        self._done = self._told = 0
+
+class _Ticker:
+    """Shows how far an attack is, at most a hundred times.
+
+    Args:
+        name: the attack.
+        steps: how many there will be.
+        unit: what a step is.
+        display: shows them.
+    """
+
+    def __init__(self, name: str, steps: int, unit: str, display: ProgressDisplay) -> None:
+        self._name, self._steps, self._unit, self._display = name, steps, unit, display
+        self._done = self._shown = 0
+
+    def __enter__(self) -> None:
+        self._display.begin(self._name, self._steps, 0)
 
     def __call__(self, more: int) -> None:
         self._done += more
-        if self._done - self._told >= max(self._work // 100, 1):
-            self._told = self._done
-            self._display.row(self._name, RoundRecord(min(self._done, self._work)))
+        if self._done - self._shown >= max(self._steps // 100, 1):
+            self._shown = self._done
+            self._display.step(self._name, min(self._done, self._steps), self._unit)
+
+    def __exit__(self, error: object, *details: object) -> None:
+        if error is None:
+            self._display.end(self._name, FINISHED)

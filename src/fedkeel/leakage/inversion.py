@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeel.leakage.matching import Direction, Distance, GradientModel, Match
+from fedkeel.config.audit import Distance
+from fedkeel.leakage.matching import Direction, GradientModel, Match
 
 Progress = Callable[[int], None]
 """Called with the number of iterations that were made since the last call."""
@@ -29,14 +30,12 @@ class Reconstruction:
         y: [n] labels.
         distance: how far the gradient of these is from the one that was seen.
         iterations: steps of the optimiser in the best try.
-        tries: starts from which it was tried; the one that ends nearest is kept.
     """
 
     x: Tensor
     y: Tensor
     distance: float
     iterations: int
-    tries: int = 1
 
 
 @dataclass(frozen=True)
@@ -130,17 +129,17 @@ def dlg(
             if not math.isfinite(distance) or distance <= enough or is_stuck:
                 break
         progress(iterations - steps)
-        with torch.enable_grad():
-            distance = float(match(model(x, guess.as_target(free))).detach())
+        distance = float(match(model(x, guess.as_target(free))).detach())
+        distance = distance if math.isfinite(distance) else math.inf
         if best is None or distance < best.distance:
             y = guess.as_labels(free).detach()
-            best = Reconstruction(x.detach(), y, distance, steps, attempt)
+            best = Reconstruction(x.detach().nan_to_num(), y, distance, steps)
         if best.distance <= enough:
             progress(iterations * (tries - attempt))
             break
     if best is None:
         raise ValueError("tries has to be 1 at least")
-    return Reconstruction(best.x, best.y, best.distance, best.iterations, tries)
+    return best
 
 
 @dataclass(frozen=True)

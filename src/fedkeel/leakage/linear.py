@@ -53,14 +53,14 @@ def first_inputs(weight: Tensor, bias: Tensor, low: float, high: float) -> Tenso
     """
     order = bias.abs().argsort(descending=True)
     order = order[bias[order].abs() > 1e-9 * max(float(bias.abs().max()), 1e-300)]
-    found = weight[order] / bias[order, None]
+    quotients = weight[order] / bias[order, None]
     slack = 1e-3 * (high - low)
-    found = found[((found >= low - slack) & (found <= high + slack)).all(dim=1)]
+    quotients = quotients[((quotients >= low - slack) & (quotients <= high + slack)).all(dim=1)]
     kept: list[Tensor] = []
-    for candidate in found:
+    for candidate in quotients:
         if all(float((candidate - other).abs().max()) > 10 * slack for other in kept):
             kept.append(candidate)
-    return torch.stack(kept) if kept else found[:0]
+    return torch.stack(kept) if kept else quotients[:0]
 
 
 def last_layer(gradient: Tree, classes: int) -> tuple[Tensor, Tensor | None] | None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.config.audit import Distance
 from fedkeel.leakage.observation import Observation
 from fedkeel.task.batch import Batch
 from fedkeel.tree import Tree
-
-Distance = Literal["l2", "cosine"]
-"""How gradients are compared: the squared Euclidean distance, or 1 minus the cosine of the angle
-over the whole model."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +82,12 @@ class GradientModel:
         leaves = {k: v.detach().requires_grad_() for k, v in self._params.items()}
         buffers = self._network.copy_buffers(self._buffers)
         loss = self._network.loss(leaves, buffers, Batch(x, y))
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=True, allow_unused=True
         )
         return {
             k: torch.zeros_like(leaf) if g is None else g
-            for (k, leaf), g in zip(leaves.items(), found, strict=True)
+            for (k, leaf), g in zip(leaves.items(), gradients, strict=True)
         }
 
     def scores(self, x: Tensor) -> Tensor:

@@ -49,12 +49,12 @@ class Separation:
 
     def sentence(self) -> str:
         """Return what it comes to, with the lowest rate of false alarms that can be seen."""
-        rates = [(rate, told) for rate, told in self.true_positives.items() if told is not None]
+        rates = [(rate, share) for rate, share in self.true_positives.items() if share is not None]
         if not rates:
             return f"AUC {self.auc:.3f} (chance 0.5)."
-        rate, told = min(rates)
+        rate, share = min(rates)
         return (
-            f"AUC {self.auc:.3f} (chance 0.5); {100 * told:.1f} % of the members are told at "
+            f"AUC {self.auc:.3f} (chance 0.5); {100 * share:.1f} % of the members are told at "
             f"{100 * rate:g} % false alarms."
         )
 
@@ -133,9 +133,9 @@ def update_scores(
     scores = []
     for place in range(len(y)):
         batch = Batch(x[place : place + 1], y[place : place + 1])
-        _, of_one = network.value_and_grad(params, network.copy_buffers(buffers), batch, "eager")
-        size = (tree.dot(of_one, of_one).sqrt() * length).clamp(min=1e-30)
-        scores.append(float(tree.dot(of_one, gradient) / size))
+        _, own = network.value_and_grad(params, network.copy_buffers(buffers), batch, "eager")
+        size = (tree.dot(own, own).sqrt() * length).clamp(min=1e-30)
+        scores.append(float(tree.dot(own, gradient) / size))
     return np.array(scores)
 
 

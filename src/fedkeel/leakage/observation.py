@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
 
 import numpy as np
 import torch
 
 from fedkeel import tree
+from fedkeel.config.audit import View
 from fedkeel.engine.base import ReportProgress, TrainedCohort
 from fedkeel.engine.client_inputs import batch_plans
 from fedkeel.engine.prepared import Prepared
@@ -25,12 +25,6 @@ from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.task.network import Network
 from fedkeel.tree import Tree
-
-View = Literal["client", "sum", "release"]
-"""What the attacker sees: the update of a single ``client``, as an honest-but-curious server
-without secure aggregation does; the weighted mean of all updates of the round (``sum``), as the
-server does with secure aggregation; or the models before and after the round (``release``), as
-every client and every user of the models does."""
 
 
 @dataclass(frozen=True)
@@ -206,17 +200,13 @@ class _Recorder(Sequential):
         self.trained: TrainedCohort | None = None
         self.rows: tuple[Ints, ...] = ()
 
-    def __enter__(self) -> Self:
-        return self
-
     def train(
         self, message: Message, clients: Ints, report_progress: ReportProgress
     ) -> TrainedCohort:
         """Train clients [K] from a message."""
-        jobs = self.clients.jobs(clients)
         trained = super().train(message, clients, report_progress)
         if message.round + 1 == self._round:
-            federation = self._setup.federation
+            federation, jobs = self._setup.federation, self.clients.jobs(clients)
             plans = batch_plans(self._setup, message, jobs)
             self.rows = tuple(
                 federation.client(job.client)[np.unique(np.concatenate(plan))]

@@ -17,12 +17,12 @@ MOST = 8
 
 
 def pictures_of(
-    found: Tensor, originals: Tensor, compared: Comparison, units: Units
+    inputs: Tensor, originals: Tensor, compared: Comparison, units: Units
 ) -> tuple[Picture, ...]:
     """Return the pairs of a comparison as pictures, the best first; () of what is no picture.
 
     Args:
-        found: [m, C, H, W] reconstructions.
+        inputs: [m, C, H, W] reconstructions.
         originals: [n, C, H, W] originals.
         compared: which belong together.
         units: what their values mean.
@@ -33,7 +33,7 @@ def pictures_of(
     return tuple(
         Picture(
             original=data_uri(units.raw(originals[compared.pairs[k][1]]), units),
-            found=data_uri(units.raw(found[compared.pairs[k][0]]), units),
+            found=data_uri(units.raw(inputs[compared.pairs[k][0]]), units),
             psnr=compared.psnr[k],
         )
         for k in best

@@ -99,16 +99,16 @@ def psnr(mse: float, extent: float) -> float:
     return min(10.0 * math.log10(extent**2 / mse), 150.0)
 
 
-def compare(found: Tensor, originals: Tensor, units: Units) -> Comparison:
-    """Compare reconstructions [m, ...] with originals [n, ...].
+def compare(inputs: Tensor, originals: Tensor, units: Units) -> Comparison:
+    """Compare reconstructed inputs [m, ...] with originals [n, ...].
 
     Each reconstruction belongs to another original, so that the sum of the logarithms of their
     errors is least: an attacker does not know the order. Reconstructions are cut to the range of
     inputs before, as any attacker would.
     """
-    if not len(found) or not len(originals):
+    if not len(inputs) or not len(originals):
         return Comparison((), (), None, len(originals))
-    a = units.raw(found).clamp(units.low, units.high)
+    a = units.raw(inputs).clamp(units.low, units.high)
     b = units.raw(originals)
     errors = _squared_errors(a, b)
     rows, columns = linear_sum_assignment(np.log(errors + 1e-15))
@@ -119,7 +119,7 @@ def compare(found: Tensor, originals: Tensor, units: Units) -> Comparison:
 
 def _squared_errors(a: Tensor, b: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return [m, n] mean squared errors."""
-    rows = [((one - b) ** 2).flatten(1).mean(dim=1) for one in a]
+    rows = [((x - b) ** 2).flatten(1).mean(dim=1) for x in a]
     errors: np.ndarray[tuple[int, int], np.dtype[np.float64]] = torch.stack(rows).numpy()
     return errors
 

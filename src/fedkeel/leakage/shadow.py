@@ -52,16 +52,16 @@ def lira(
         seed: seed of the halves.
         on_run: called with the number of each run that is done.
     """
-    whole = prepared.setup.federation
-    x, y = whole.data.x, whole.data.y
+    federation = prepared.setup.federation
+    x, y = federation.data.x, federation.data.y
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise TypeError("several tensors by name")
-    every = np.sort(whole.rows)
+    every = np.sort(federation.rows)
     index = torch.from_numpy(every)
     confidence: list[Floats] = []
     members: list[Bools] = []
     for run in range(runs):
-        part = half_of_each_client(whole, generator(seed, "audit.shadow", run))
+        part = half_of_each_client(federation, generator(seed, "audit.shadow", run))
         ingredients = _with_clients(prepared.ingredients, part)
         # the attacker knows neither the seed nor, so, the noise that it decides
         settings = prepared.settings.model_copy(update={"seed": prepared.settings.seed + run})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from fedkeel.errors import RunError
-from fedkeel.records.files import write_text
+from fedkeel.records.files import finite_values, write_text
 
 AUDIT = "audit.json"
 """File in the folder of an audit with all that was found."""
@@ -63,7 +62,7 @@ class AttackResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, with None for what is not a finite number."""
-        values: dict[str, Any] = _plain(asdict(self))
+        values: dict[str, Any] = finite_values(asdict(self))
         return values
 
 
@@ -128,7 +127,7 @@ class AuditRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, with None for what is not a finite number."""
-        values: dict[str, Any] = _plain(asdict(self))
+        values: dict[str, Any] = finite_values(asdict(self))
         return values
 
 
@@ -158,15 +157,6 @@ def read_audit(folder: Path) -> AuditRecord:
         raise RunError(
             f"{folder / AUDIT} cannot be read.",
             got=error,
-            do="delete its folder and make the audit again",
+            do="delete its folder, and of a reproduced table the run's folder beside it; then run "
+            "the same command again",
         ) from None
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any plain value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from fedkeel.records.files import finite_values
 from fedkeel.records.score import ACCURACY, MetricInfo
 
 Level = Literal["fine", "notable", "problem", "unknown"]
@@ -147,15 +147,5 @@ class DoctorRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, with None for what is not a finite number."""
-        values: dict[str, Any] = _plain(asdict(self))
+        values: dict[str, Any] = finite_values(asdict(self))
         return values
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any plain value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

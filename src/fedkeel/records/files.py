@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -79,6 +81,19 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def finite_values(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value with NaN and infinities, which JSON has no word for, as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite_values(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [finite_values(v) for v in value]
+    if isinstance(value, np.generic):
+        return finite_values(value.item())
+    return value
 
 
 # ---- digests ------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from fedkeel.records.files import finite_values
 
 OLD_NAMES = {"notes": "diagnostics"}
 """Key in a rounds.jsonl that was written before version 0.2 -> its name now."""
@@ -169,7 +170,7 @@ class RoundRecord:
         for name in ("epsilon", "virtual_seconds", "staleness"):
             if row[name] in (None, []):
                 del row[name]
-        return json.dumps(_finite(row)) + "\n"
+        return json.dumps(finite_values(row)) + "\n"
 
 
 def _flat(scores: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -188,19 +189,6 @@ def _scores(values: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 def _with_new_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_METRICS.get(name, name): value for name, value in values.items()}
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the value with NaN and infinities, which JSON has no word for, as None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(v) for v in value]
-    if isinstance(value, np.generic):
-        return _finite(value.item())
-    return value
 
 
 @cache

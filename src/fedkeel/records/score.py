@@ -52,9 +52,13 @@ class MetricInfo:
         """Return whether a value is at least as good as a target."""
         return self.sign * value >= self.sign * target
 
+    def rank(self, value: float | None) -> float:
+        """Return a number that is higher the better a value is; NaN and None are the worst."""
+        return -math.inf if value is None or math.isnan(value) else self.sign * value
+
     def best(self, values: Iterable[float]) -> float:
         """Return the best of some values; a NaN is the worst of all."""
-        return max(values, key=lambda value: -math.inf if math.isnan(value) else self.sign * value)
+        return max(values, key=self.rank)
 
     def format(self, value: float, digits: int = 1) -> str:
         """Return a value with its unit.

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import jinja2
-
-from fedkeel.errors import RunError
 from fedkeel.records.audit import AttackResult, AuditRecord
-from fedkeel.records.files import write_text
 from fedkeel.report.audit_text import headline, overview
 from fedkeel.report.formatting import capital
+from fedkeel.report.html import templates, write_page
 from fedkeel.report.page import read_css
-
-_HERE = Path(__file__).parent
 
 NUMBERS = {
     "psnr": "PSNR, dB",
@@ -38,25 +33,12 @@ def write_audit_page(record: AuditRecord, out: Path) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, render_audit_page(record))
-    except OSError as error:
-        raise RunError(
-            f"The page {out} cannot be written.", got=error, do="see that the disk has room"
-        ) from None
-    return out
+    return write_page(render_audit_page(record), out)
 
 
 def render_audit_page(record: AuditRecord) -> str:
     """Return the page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(Path(__file__).parent)
     environment.filters |= {"capital": capital}
     template = environment.get_template("audit.html.j2")
     return template.render(

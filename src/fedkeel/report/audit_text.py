@@ -16,7 +16,7 @@ VIEWS = {
 
 INVERSIONS = ("linear", "dlg", "cosine")
 MEMBERSHIP = ("loss", "updates", "lira")
-TOLD = 0.6
+TOLD_APART = 0.6
 """AUC from which the headline says that membership can be told."""
 
 
@@ -44,27 +44,27 @@ def privacy(record: AuditRecord) -> str:
 
 def headline(record: AuditRecord) -> str:
     """Return in one or two sentences what the attacker learned."""
-    said = []
+    parts = []
     recovered = {a: record.mean(a, "recovered") for a in INVERSIONS if record.of(a)}
     known = {a: value for a, value in recovered.items() if value is not None}
     if known:
         best = max(known, key=lambda a: known[a])
-        said.append(
+        parts.append(
             f"`{best}` recovered {100 * known[best]:.0f} % of the inputs"
             if known[best] > 0
             else "No input was recovered"
         )
     right = record.mean("labels", "labels_right")
     if right is not None:
-        said.append(f"{100 * right:.0f} % of the labels were read off")
+        parts.append(f"{100 * right:.0f} % of the labels were read off")
     scores = {a: record.mean(a, "auc") for a in MEMBERSHIP if record.of(a)}
     aucs = {a: value for a, value in scores.items() if value is not None}
     if aucs:
         best = max(aucs, key=lambda a: aucs[a])
-        how = "could be told" if aucs[best] >= TOLD else "could hardly be told"
-        said.append(f"who was trained on {how} (AUC {aucs[best]:.2f} by `{best}`)")
-    text = "; ".join(said) if said else "No attack applies"
-    return f"{text}. An attack that fails shows that this one failed, and no more."
+        how = "could be told" if aucs[best] >= TOLD_APART else "could hardly be told"
+        parts.append(f"who was trained on {how} (AUC {aucs[best]:.2f} by `{best}`)")
+    text = "; ".join(parts) if parts else "No attack applies"
+    return f"{text}. That an attack fails does not show that the data are safe."
 
 
 def terminal_page(record: AuditRecord) -> RenderableType:
@@ -73,7 +73,7 @@ def terminal_page(record: AuditRecord) -> RenderableType:
     table.add_column(width=9, style="bold")
     table.add_column(ratio=1)
     for result in record.results:
-        table.add_row(result.attack, _told(result))
+        table.add_row(result.attack, _outcome(result))
     for skipped in record.skipped:
         table.add_row(Text(skipped.attack, style="dim"), Text(f"Not made: {skipped.reason}."))
     return Group(
@@ -85,7 +85,7 @@ def terminal_page(record: AuditRecord) -> RenderableType:
     )
 
 
-def _told(result: AttackResult) -> Text:
+def _outcome(result: AttackResult) -> Text:
     text = Text(f"{result.says} ")
     text.append(f"[{result.target}; {result.budget}]", style="dim")
     return text

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
 import numpy as np
 from plotly.offline import get_plotlyjs
 
-from fedkeel.errors import RunError
 from fedkeel.records.doctor import DoctorRecord
-from fedkeel.records.files import write_text
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, category_names, empty_figure, escaped, rounded
 from fedkeel.report.doctor_text import compared, headline, overview, trial_text
 from fedkeel.report.formatting import capital, extreme_of, format_score, score_unit
+from fedkeel.report.html import templates, write_page
 from fedkeel.report.page import read_css
 from fedkeel.report.partition_chart import label_chart
-
-_HERE = Path(__file__).parent
 
 LEVELS = {"fine": "fine", "notable": "notable", "problem": "problem", "unknown": "not measured"}
 
@@ -29,25 +25,12 @@ def write_doctor_page(record: DoctorRecord, out: Path) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, render_doctor_page(record))
-    except OSError as error:
-        raise RunError(
-            f"The page {out} cannot be written.", got=error, do="see that the disk has room"
-        ) from None
-    return out
+    return write_page(render_doctor_page(record), out)
 
 
 def render_doctor_page(record: DoctorRecord) -> str:
     """Return the page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(Path(__file__).parent)
     environment.filters |= {"capital": capital, "score": format_score}
     template = environment.get_template("doctor.html.j2")
     return template.render(
@@ -101,7 +84,7 @@ def _bars(record: DoctorRecord, values: tuple[float, ...], unit: str) -> Chart |
 
 
 def _trials(record: DoctorRecord) -> Chart | None:
-    tried = [one.trial for one in (*record.advised, *record.not_advised) if one.trial is not None]
+    tried = [a.trial for a in (*record.advised, *record.not_advised) if a.trial is not None]
     known = [trial for trial in tried if trial.score is not None]
     if not known:
         return None

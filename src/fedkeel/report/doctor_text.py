@@ -57,8 +57,8 @@ def compared(record: DoctorRecord) -> str:
         return ""
     score = record.score.format(reference.score)
     return (
-        f"FedAvg has {score} in {reference.rounds} rounds. Each is one run with one seed: "
-        "small differences are chance."
+        f"FedAvg has {score} in {reference.rounds} rounds. Each trial is one run with one "
+        "seed: small differences are chance."
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import jinja2
 import markupsafe
 from plotly.offline import get_plotlyjs
 
@@ -40,6 +39,7 @@ from fedkeel.report.formatting import (
     format_stat,
     score_unit,
 )
+from fedkeel.report.html import templates
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.partition_chart import PartitionSummary, partition_summary
 from fedkeel.report.prediction_charts import has_numbers, prediction_charts
@@ -119,13 +119,7 @@ def render_report(
     methods: Sequence[MethodResults], *, title: str | None = None, claims: Claims | None = None
 ) -> str:
     """Return the page as HTML; the arguments are those of `save_report`."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(_HERE)
     environment.filters |= {
         "breakable": _breakable,
         "colour": lambda index: index % len(palette.METHODS),

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedkeel.config.audit import AttackName
+from fedkeel.config.audit import InversionName
 from fedkeel.records.audit import read_audit
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
@@ -48,7 +48,7 @@ def metric_value(
     return _until_target(metric, score, rows, reference)
 
 
-def audited_value(attack: AttackName, folder: Path) -> float | None:
+def audited_value(attack: InversionName, folder: Path) -> float | None:
     """Return the mean PSNR in dB of what an attack brought back; None where it did not apply."""
     return read_audit(folder).mean(attack, "psnr")
 

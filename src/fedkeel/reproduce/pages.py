@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from fedkeel.errors import RunError
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.records.run_record import RunRecord
+from fedkeel.report.html import templates
 from fedkeel.report.page import read_css, write_report
 from fedkeel.reproduce.blocks import Block, table_blocks
 from fedkeel.reproduce.outcome import TableLine
@@ -98,19 +97,16 @@ class TablePage:
             raise RunError(f"{folder} cannot be written to.", got=error, do=ANOTHER) from None
 
     def _write_html(self, runs: Sequence[TableRun], folder: Path) -> Path:
-        environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(Path(__file__).parent),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        html = environment.get_template("page.html.j2").render(
-            table=self.table,
-            page=self,
-            css=read_css(),
-            foot=FOOT,
-            reports=self._write_reports(runs, folder),
+        html = (
+            templates(Path(__file__).parent)
+            .get_template("page.html.j2")
+            .render(
+                table=self.table,
+                page=self,
+                css=read_css(),
+                foot=FOOT,
+                reports=self._write_reports(runs, folder),
+            )
         )
         file = folder / "report.html"
         write_text(file, html)

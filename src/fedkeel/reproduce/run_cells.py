@@ -109,7 +109,10 @@ def _run(
     """Make or continue a run; a process that was not forked loads the data itself."""
     ingredients, folder = ingredients or gather(experiment), run.folder
     if run.audit is not None:  # before the run, which is not begun again once it is finished
-        record = examine(experiment, ingredients, run.audit, run.audit_folder)
+        try:
+            record = examine(experiment, ingredients, run.audit, run.audit_folder)
+        except KeyboardInterrupt:
+            return "interrupted"
         write_audit(record, run.audit_folder)
     prepared = prepare(experiment, ingredients)
     status = start(prepared, folder, resume=True, callbacks=[display.follow(name)]).record.status

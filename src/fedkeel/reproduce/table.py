@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedkeel import config
 from fedkeel.config import UNSET, Settings
-from fedkeel.config.audit import AttackName
+from fedkeel.config.audit import InversionName
 
 ID = r"^[a-z0-9][a-z0-9.-]*$"
 
@@ -46,7 +46,7 @@ class Metric(Settings):
         reference: name of the row that sets the scale there.
         diagnostic: for ``diagnosed``: a number of ``[diagnose]``, such as ``forgetting.increase``;
             of those by layer or class, with the label behind a slash: ``cka.cka.layer/conv2``.
-        attack: for ``audited``: ``dlg``, ``cosine`` or ``linear``.
+        attack: for ``audited``: ``linear``, ``dlg`` or ``cosine``.
     """
 
     kind: Literal[
@@ -71,7 +71,7 @@ class Metric(Settings):
     share: float | None = Field(None, gt=0.0, le=1.0)
     reference: str | None = None
     diagnostic: str | None = None
-    attack: AttackName | None = None
+    attack: InversionName | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -150,8 +150,8 @@ class Row(Settings):
         name: as the paper calls it.
         method: our expression.
         settings: the paper's settings of this method; override those of base and column.
-        audit: overrides the table's and the column's.
         settings_in: the same for single columns by id; ``method`` may be among them.
+        audit: overrides the table's and the column's.
         published: the paper's number by column id.
         columns: ids of the columns in which it is run; empty for all.
         baseline: name of the row that its gains are over; replaces the column's or the table's.
@@ -163,8 +163,8 @@ class Row(Settings):
     name: str
     method: str = "fedavg"
     settings: dict[str, Any] = Field(default_factory=dict)
-    audit: dict[str, Any] = Field(default_factory=dict)
     settings_in: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    audit: dict[str, Any] = Field(default_factory=dict)
     published: dict[str, Published] = Field(default_factory=dict)
     columns: tuple[str, ...] = ()
     baseline: str | None = None
@@ -342,8 +342,8 @@ class Table(Settings):
         if attack is None:
             return None
         values = {"attacks": attack, "seed": seed}
-        parts = (self.audit, column.audit, row.audit)
-        for overrides in (*parts, self.quick.audit if quick and self.quick else {}):
+        of_quick = self.quick.audit if quick and self.quick else {}
+        for overrides in (self.audit, column.audit, row.audit, of_quick):
             values = merge_settings(values, overrides)
         where = f"{self.id}, audit of {row.name!r} in column {column.id!r}"
         return config.build(config.Audit, values, where)

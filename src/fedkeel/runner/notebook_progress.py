@@ -59,6 +59,11 @@ class NotebookBars(ProgressBars):
         super().row(run, row)
         self._show()
 
+    def step(self, run: str, done: int, unit: str) -> None:
+        """Move the bars."""
+        super().step(run, done, unit)
+        self._show()
+
     def _print(self, text: str) -> None:
         self._lines.append(f"{self._prefix}{text}")
         self._shown_at = 0.0

@@ -60,6 +60,9 @@ class ProgressDisplay:
     def row(self, run: str, row: RoundRecord) -> None:
         """Say that a round is done."""
 
+    def step(self, run: str, done: int, unit: str) -> None:
+        """Say how far work is that has no rounds, such as the iterations of an attack."""
+
     def end(self, run: str, how: str) -> None:
         """Say that a run is over, and how: `FINISHED`, `REUSED`, or why it is not finished."""
 
@@ -138,6 +141,10 @@ class WithoutScores(ProgressDisplay):
     def row(self, run: str, row: RoundRecord) -> None:
         """Pass it on, without the score."""
         self._display.row(run, replace(row, test=None))
+
+    def step(self, run: str, done: int, unit: str) -> None:
+        """Pass it on."""
+        self._display.step(run, done, unit)
 
     def end(self, run: str, how: str) -> None:
         """Pass it on."""
@@ -226,6 +233,10 @@ class ProgressBars(ProgressDisplay):
         if row.test is not None:
             bar = self._tasks[run]
             self._progress.update(bar.task, text=_score(row, bar.score).removeprefix(", "))
+
+    def step(self, run: str, done: int, unit: str) -> None:
+        """Move the bars."""
+        self._move(run, done)
 
     def end(self, run: str, how: str) -> None:
         """Take the bar of a run away, and say so where it is not finished."""
@@ -330,6 +341,10 @@ class ProgressLines(ProgressDisplay):
         self._say(
             run, f"round {row.round}/{self._lines[run].rounds}{_score(row, self._lines[run].score)}"
         )
+
+    def step(self, run: str, done: int, unit: str) -> None:
+        """Show a line where it is time for one."""
+        self._say(run, f"{unit} {done}/{self._lines[run].rounds}")
 
     def end(self, run: str, how: str) -> None:
         """Show how the run ended."""

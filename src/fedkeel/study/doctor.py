@@ -25,7 +25,7 @@ from fedkeel.diagnose.doctor_findings import findings
 from fedkeel.diagnose.doctor_measurements import Measurements
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.turns import one_at_a_time
-from fedkeel.errors import ConfigError, FedkeelError
+from fedkeel.errors import ConfigError, FedkeelError, TrainingError
 from fedkeel.records.doctor import Advice, DoctorRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.report.formatting import format_duration
@@ -79,7 +79,7 @@ def examine(
     Raises:
         DataError: the examples are on nodes, or too few to hold any out.
         ConfigError: none of the methods can run.
-        TrainingError: FedAvg diverged at every learning rate.
+        TrainingError: FedAvg diverged at every learning rate, or all methods in all trials.
         KeyboardInterrupt: after the round at hand; the same call goes on there.
     """
     display = display or ProgressDisplay()
@@ -100,12 +100,13 @@ def _examine(
     methods: Sequence[str] | None,
 ) -> DoctorRecord:
     display.prepare()
+    federation = ingredients.clients(settings.seed)
     parts, length = held_out(settings, ingredients), min(rounds or ROUNDS, settings.rounds)
     short = for_rounds(short_settings(settings), length, settings.evaluation.model)
     first = prepare(short.model_copy(update={"method": REFERENCE}), parts)
     data, is_personal = first.clients, settings.evaluation.model == "personal"
     measured = replace(
-        measure_data(replace(ingredients.clients(settings.seed), test=None), settings.seed),
+        measure_data(replace(federation, test=None), settings.seed),
         per_round=first.population.per_round,
         judges_personal=is_personal,
         has_batch_norm=first.setup.training.network.mixes_examples,
@@ -122,9 +123,15 @@ def _examine(
     trials = Trials(short, tried, measured.best_lr, length, results.score).make(runs)
     by_method = {candidate.method: candidate for candidate in tried}
     advice = [Advice(t.method, by_method[t.method].aim(measured), t) for t in trials]
-    advised = [one for one in advice if one.trial is not None and one.trial.score is not None]
-    chosen = [one.method for one in advised[:ADVISED]]
-    federation = ingredients.clients(settings.seed)
+    scored = [item for item in advice if item.trial is not None and item.trial.score is not None]
+    if not scored:
+        raise TrainingError(
+            "Every method that was tried diverged in each of its trials.",
+            got=", ".join(item.method for item in advice),
+            do="name other methods, or set a smaller local.lr",
+        )
+    advised = scored[:ADVISED]
+    chosen = [item.method for item in advised]
     return DoctorRecord(
         name=settings.name,
         clients=first.population.clients,
@@ -135,8 +142,8 @@ def _examine(
         judges_personal=is_personal,
         score=results.score,
         findings=findings(measured),
-        advised=tuple(advised[:ADVISED]),
-        not_advised=tuple(one for one in advice if one.method not in chosen),
+        advised=tuple(advised),
+        not_advised=tuple(item for item in advice if item.method not in chosen),
         excluded=excluded,
         reference=next((trial for trial in trials if trial.method == REFERENCE), None),
         pilot=tuple(results.runs.values()),
@@ -167,7 +174,7 @@ def _candidates(
         else:
             tried.append(candidate)
     if not tried:
-        reasons = "; ".join(f"{one.method}: {one.reason}" for one in excluded)
+        reasons = "; ".join(f"{advice.method}: {advice.reason}" for advice in excluded)
         raise ConfigError("None of the methods can run here.", got=reasons)
     return tried, tuple(excluded), prepared
 
@@ -190,13 +197,12 @@ def _steps(settings: RunSettings, federation: Federation) -> tuple[int, int]:
 
 
 def _of_pilot(results: PilotResults, lr: float, examples: int) -> dict[str, Any]:
-    scores = {rate: results.value(name) for rate, name in results.rates.items()}
     diagnosed = results.runs.get(DIAGNOSED)
     fedavg = None if diagnosed is None else diagnosed.score
     return {
         "score": results.score,
         "noise": _noise(results.score, fedavg, examples),
-        "scores_by_lr": scores,
+        "scores_by_lr": results.scores_by_lr,
         "centralised": results.value("centralised"),
         "local": results.value("local"),
         "local_own": results.local_own,
@@ -292,10 +298,6 @@ def doctor(
         local=local,
         cohort=cohort_settings(cohort, participation, clients_per_round),
         evaluation=evaluation,
-        stop=None,
-        diagnose=None,
-        adversary=None,
-        privacy=None,
         engine=engine,
     )
     ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)

@@ -10,6 +10,7 @@ import numpy as np
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
 from fedkeel.config.diagnose import Kind
+from fedkeel.diagnose.doctor_measurements import best_rate
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
 from fedkeel.records.doctor import PilotRun
@@ -58,6 +59,11 @@ class PilotResults:
         """Return a run's score; None where it was not made or diverged."""
         return self.runs[name].score if name in self.runs else None
 
+    @property
+    def scores_by_lr(self) -> dict[float, float | None]:
+        """FedAvg's score by learning rate; None where it diverged."""
+        return {rate: self.value(name) for rate, name in self.rates.items()}
+
 
 class Pilot:
     """The runs of a pilot.
@@ -91,7 +97,7 @@ class Pilot:
             ShortRun(name, with_rate(self._settings, rate)) for rate, name in results.rates.items()
         ]
         self._make(runs, by_rate, results)
-        rate = best_rate(results, lr)
+        rate = _best_rate(results, lr)
         others = [
             ShortRun(name, with_rate(settings, rate)) for name, settings in self._more.items()
         ]
@@ -109,9 +115,9 @@ class Pilot:
         self, runs: ShortRuns, wanted: Sequence[ShortRun], results: PilotResults
     ) -> dict[str, list[RoundRecord] | None]:
         """Make runs and add them to the results; return their rows by name."""
-        made = dict(zip([run.name for run in wanted], runs.make(wanted), strict=True))
+        rows_by_name = dict(zip([run.name for run in wanted], runs.make(wanted), strict=True))
         for run in wanted:
-            rows = made[run.name]
+            rows = rows_by_name[run.name]
             results.runs[run.name] = PilotRun(
                 run.name,
                 run.settings.method,
@@ -119,7 +125,7 @@ class Pilot:
                 final_score(rows, self._score),
                 tuple(value for _, value in scores(rows, self._score)),
             )
-        return made
+        return rows_by_name
 
     def _other_runs(self, prepared: Prepared) -> dict[str, RunSettings]:
         """Return the settings of the runs after the learning rates, by name."""
@@ -136,29 +142,29 @@ class Pilot:
             changes["fedavg, all clients"] = {"cohort": config.Cohort()}
         if sizes.max() > 2 * max(sizes.min(), 1):
             changes["fedavg, equal weights"] = {"weights": "uniform"}
-        made = {name: self._settings.model_copy(update=update) for name, update in changes.items()}
+        settings = {
+            name: self._settings.model_copy(update=update) for name, update in changes.items()
+        }
         if prepared.setup.training.network.mixes_examples:
             judged = for_rounds(self._settings, self.rounds, "personal")
-            made["fedbn"] = judged.model_copy(update={"method": "fedbn"})
-        return made
+            settings["fedbn"] = judged.model_copy(update={"method": "fedbn"})
+        return settings
 
 
-def best_rate(results: PilotResults, lr: float) -> float:
-    """Return FedAvg's learning rate with the best score, the nearest to the given of equals.
+def _best_rate(results: PilotResults, lr: float) -> float:
+    """Return FedAvg's best learning rate.
 
     Raises:
         TrainingError: it diverged at all of them.
     """
-    known = {rate: results.value(name) for rate, name in results.rates.items()}
-    scored = {rate: value for rate, value in known.items() if value is not None}
-    if not scored:
+    scores = results.scores_by_lr
+    if all(score is None for score in scores.values()):
         raise TrainingError(
             "FedAvg diverged at every learning rate of the pilot.",
-            got=", ".join(f"{rate:g}" for rate in known),
+            got=", ".join(f"{rate:g}" for rate in scores),
             do="check the loss and the scale of the inputs, or set a smaller local.lr",
         )
-    by_distance = sorted(scored, key=lambda rate: abs(np.log(rate / lr)))
-    return max(by_distance, key=lambda rate: results.score.sign * scored[rate])
+    return best_rate(scores, lr, results.score)
 
 
 def mean_diagnostics(rows: Sequence[RoundRecord] | None) -> dict[str, float]:

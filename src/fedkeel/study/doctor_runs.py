@@ -57,8 +57,8 @@ class ShortRuns:
         self._ingredients, self._out = ingredients, out
         self._jobs, self._display = jobs, display
         rule = EngineRule()
-        for one in prepared:
-            rule.add(one)
+        for run in prepared:
+            rule.add(run)
         self._engine = rule.choose()
 
     def make(self, runs: Sequence[ShortRun]) -> list[list[RoundRecord] | None]:

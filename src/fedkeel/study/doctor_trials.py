@@ -124,7 +124,7 @@ class Trials:
         order = list(self._axes)
         ranked = sorted(
             trials.values(),
-            key=lambda t: (-t.rounds, -self._value(t.score), order.index(t.method)),
+            key=lambda t: (-t.rounds, -self._score.rank(t.score), order.index(t.method)),
         )
         return tuple(ranked)
 
@@ -146,20 +146,15 @@ class Trials:
 
     def _best(self, trials: Mapping[str, Trial], count: int) -> list[str]:
         """Return the best methods, and FedAvg."""
-        ranked = sorted(trials, key=lambda method: -self._value(trials[method].score))
+        ranked = sorted(trials, key=lambda method: -self._score.rank(trials[method].score))
         return list(dict.fromkeys([*ranked[:count], *(m for m in trials if m == REFERENCE)]))
 
     def _points(self, tried: Sequence[_Tried]) -> list[Point]:
-        ranked = sorted(tried, key=lambda one: -self._value(one.score))
-        return [one.point for one in ranked[:POINTS]]
+        ranked = sorted(tried, key=lambda trial: -self._score.rank(trial.score))
+        return [trial.point for trial in ranked[:POINTS]]
 
     def _trial(self, method: str, tried: Sequence[_Tried], rounds: int) -> Trial:
         """Return the best of what was tried, the first of equals."""
-        best = max(tried, key=lambda one: self._value(one.score))
+        best = max(tried, key=lambda trial: self._score.rank(trial.score))
         settings = settings_at(best.point, self._axes[method], method, self._settings)
         return Trial(method, settings.method, settings.local.lr, best.score, rounds, len(tried))
-
-    def _value(self, score: float | None) -> float:
-        if score is None or math.isnan(score):
-            return -math.inf
-        return self._score.sign * score
