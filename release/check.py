@@ -119,23 +119,26 @@ def main() -> None:
     parser.add_argument("--lowest", action="store_true", help="the oldest promised versions")
     parser.add_argument("--tag", help="the tag that is released")
     parser.add_argument("--out", type=Path, help="folder for the distributions that were checked")
-    given = parser.parse_args()
-    if given.tag:
-        check_tag(given.tag)
+    arguments = parser.parse_args()
+    if arguments.tag:
+        check_tag(arguments.tag)
     known = [name for name in project()["optional-dependencies"] if name not in ("dev", "docs")]
-    extras = known if given.extras == "all" else [name for name in given.extras.split(",") if name]
+    names = known if arguments.extras == "all" else arguments.extras.split(",")
+    extras = [name for name in names if name]
+    if unknown := sorted(set(extras) - set(known)):
+        parser.error(f"there is no extra {unknown[0]}; there are {', '.join(known)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sdist, wheel = build(folder)
         look_into(sdist, wheel)
         for extra in ("base", *extras):
             what = str(wheel) if extra == "base" else f"fedkeel[{extra}] @ {wheel.as_uri()}"
-            python = environment(folder / extra, what, lowest=given.lowest)
+            python = environment(folder / extra, what, lowest=arguments.lowest)
             run(python, "-m", "pip", "check")
             run(python, "-P", Path(__file__).with_name("smoke.py"), extra)
-        for file in (sdist, wheel) if given.out else ():
-            given.out.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, given.out)
+        for file in (sdist, wheel) if arguments.out else ():
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, arguments.out)
     print("\nthe release can be made")
 
 

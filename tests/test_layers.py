@@ -55,7 +55,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "records": frozenset({"errors"}),
     "report": frozenset({"records", "errors"}),
     "config": frozenset({"errors"}),
-    "track": frozenset({"config", "errors", "records"}),
+    "track": frozenset({"config", "errors", "optional", "records"}),
     "data": LEAVES | {"config"},
     "task": LEAVES | {"config", "data"},
     "solve": LEAVES,

@@ -101,6 +101,10 @@ def test_a_known_set_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert settings("2nd-try")["partition"]["kind"] == "dirichlet"
     assert settings("2nd-try")["model"]["name"] == "_2nd_try_model:Net"
     assert call("check", "2nd-try.toml").code == 0
+    for words in (("--client", "ward"), ("--drop", "ward")):
+        done = call("new", "third", "--data", "digits", *words)
+        assert (done.code, "'ward'" in done.err) == (2, True)
+    assert not Path("third.toml").exists()
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,30 @@ def test_a_column_a_partition_or_a_partitioner_divides(notes: Path) -> None:
         fk.from_hf(table)
 
 
+def test_a_table_to_test_on_is_made_ready_as_the_training_table() -> None:
+    train = {"age": [1.0, None, 3.0, 5.0], "sex": ["f", "m", "x", "f"], "y": ["ill", "well"] * 2}
+    test = {"age": [None, 10.0], "sex": ["x", "m"], "y": ["well", "well"]}
+    splits = {
+        name: datasets.Dataset.from_dict({**columns, "site": [0, 1] * (len(columns["y"]) // 2)})
+        for name, columns in (("train", train), ("test", test))
+    }
+    clients = fk.from_hf(
+        datasets.DatasetDict(splits), client="site", categories=["sex"], missing="mean"
+    )
+    assert clients.test is not None
+    assert clients.test.columns == clients.data.columns == ("age", "sex=f", "sex=m", "sex=x")
+    assert clients.test.x.tolist() == [[3.0, 0.0, 0.0, 1.0], [10.0, 0.0, 1.0, 0.0]]
+    assert clients.test.y.tolist() == [1, 1]
+    assert clients.test.label_names == ("ill", "well")
+
+
+def test_a_setting_for_other_sources_is_refused(notes: Path) -> None:
+    settings = experiment(notes)
+    data = settings.data.model_copy(update={"normalize": "standardize"})
+    with pytest.raises(DataError, match=r"data\.normalize is not for"):
+        gather(settings.model_copy(update={"data": data}))
+
+
 def test_a_partitioner_of_flwr_datasets_is_taken_as_it_is(notes: Path) -> None:
     partitioners = pytest.importorskip("flwr_datasets.partitioner")
     whole = datasets.load_from_disk(notes / "data")

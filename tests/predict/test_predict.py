@@ -240,6 +240,12 @@ def test_what_is_no_finished_run(folder: Path, tmp_path: Path) -> None:
     (folder / "changed" / "model.safetensors").write_bytes(b"other")
     with pytest.raises(fk.FedkeelError, match="has changed since"):
         load("changed")
+    shutil.copytree("strict", "damaged")
+    (folder / "damaged" / "config.toml").write_text("rounds = ", encoding="utf-8")
+    with pytest.raises(fk.FedkeelError, match=r"config\.toml"):
+        load("damaged")
+    done = call("predict", "standardize", "test.csv", "--out", "nowhere/answers.csv")
+    assert (done.code, "cannot be written" in done.err) == (2, True)
 
 
 def test_a_program_for_torch_takes_inputs_as_they_are(folder: Path, strict: TrainedModel) -> None:

@@ -7,7 +7,8 @@ import io
 import json
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,16 @@ def page_written(write: Callable[[], Path]) -> str:
     except RunError as error:
         reason = error.what if error.got is None else f"{error.what} ({error.got})"
         return f"not written: {reason}" + ("" if error.do is None else f" Do: {error.do}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of a file that cannot be written why not (RunError)."""
+    try:
+        yield
+    except OSError as error:
+        do = "see that its folder is there, or name another file"
+        raise RunError(f"{path} cannot be written.", got=error, do=do) from None
 
 
 def say(console: Console, text: str) -> None:

@@ -55,9 +55,9 @@ def environment_text() -> str:
     from fedkeel.runner.manifest import environment
 
     facts = environment()
-    free = free_memory()
+    free, commit = free_memory(), _commit()
     lines = {
-        "fedkeel": " ".join([__version__, _commit() and f"commit {_commit()}"]).strip(),
+        "fedkeel": f"{__version__} commit {commit}" if commit else __version__,
         "installed": _without_home(str(Path(__file__).parents[1])),
         "python": f"{facts.python} {platform.python_implementation()}",
         "system": f"{_system()}, {platform.platform()}",

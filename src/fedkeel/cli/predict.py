@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import JSON, document, say, stderr
+from fedkeel.cli.common import JSON, document, say, stderr, writing
 
 RUN = typer.Argument(..., metavar="RUN", help="Run folder of a finished run.")
 WHICH = typer.Option(
@@ -49,7 +49,8 @@ def predict(
     if out is None:
         print(text.getvalue(), end="")
         return
-    write_text(out, text.getvalue())
+    with writing(out):
+        write_text(out, text.getvalue())
     say(stderr(), f"wrote {len(predictions):,} predictions to {out}")
 
 
@@ -64,5 +65,7 @@ def export(
     """
     from fedkeel.predict.trained_model import load
 
-    load(run, which=which).export(file)
+    model = load(run, which=which)
+    with writing(file):
+        model.export(file)
     say(stderr(), f"wrote {file}")

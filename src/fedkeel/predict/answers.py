@@ -114,5 +114,5 @@ def answer(scores: Tensor, loss: str, classes: int) -> tuple[Tensor, Tensor | No
 
 
 def _numbers(values: Tensor) -> list[str]:
-    """Return numbers as texts that are read back as the same ones."""
+    """Return numbers as texts of nine digits, which give the same float32 when they are read."""
     return [f"{value:.9g}" for value in values.tolist()]

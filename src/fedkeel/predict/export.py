@@ -91,27 +91,27 @@ def export(model: TrainedModel, path: Path) -> Path:
     return path
 
 
-def _with_preparation(module: nn.Module, made: Preparation) -> tuple[nn.Module, Tensor]:
+def _with_preparation(module: nn.Module, preparation: Preparation) -> tuple[nn.Module, Tensor]:
     """Return a module that standardises its inputs, and an example of these."""
-    if isinstance(made.shape, dict):
+    if isinstance(preparation.shape, dict):
         raise ModelError(
             "A model of several inputs is not written.",
-            got=", ".join(made.shape),
+            got=", ".join(preparation.shape),
             do="take fedkeel.load(RUN).module, and export it yourself",
         )
-    if made.client_scales:
+    if preparation.client_scales:
         raise ModelError(
             "The inputs were standardised at each client by its own mean and deviation.",
             why="a file has one preparation",
             do="take fedkeel.load(RUN).module, and export it yourself",
         )
     is_tokens = any(isinstance(layer, nn.Embedding) for layer in module.modules())
-    if is_tokens and made.scale is None:
-        return module, torch.zeros(2, *made.shape, dtype=torch.int64)
-    example = torch.zeros(2, *made.shape, dtype=made.dtype)
-    if made.scale is None:
+    if is_tokens and preparation.scale is None:
+        return module, torch.zeros(2, *preparation.shape, dtype=torch.int64)
+    example = torch.zeros(2, *preparation.shape, dtype=preparation.dtype)
+    if preparation.scale is None:
         return module, example
-    return WithPreparation(module, made.scale, made.shape).eval(), example
+    return WithPreparation(module, preparation.scale, preparation.shape).eval(), example
 
 
 def _program(module: nn.Module, example: Tensor, about: dict[str, str]) -> bytes:

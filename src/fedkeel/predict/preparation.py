@@ -117,23 +117,23 @@ class Preparation:
         Raises:
             DataError: they cannot be read, or do not fit the model.
         """
-        made = self._read(value, name)
-        if shape_of(made.x) != self.shape:
+        inputs = self._read(value, name)
+        if shape_of(inputs.x) != self.shape:
             wanted = self.shape if isinstance(self.shape, dict) else shape_text(self.shape)
-            got = shape_of(made.x)
+            got = shape_of(inputs.x)
             raise DataError(
                 f"{name}: the inputs have another shape than those of the training.",
                 got=got if isinstance(got, dict) else shape_text(got),
                 expected=wanted,
             )
         if self.scale is None and not self.client_scales:
-            return self._cast(made)
-        x = only_tensor(made.x, "standardising")
+            return self._cast(inputs)
+        x = only_tensor(inputs.x, "standardising")
         if self.scale is not None:
             x = _standardised(x, self.scale)
         else:
-            x = self._by_client(x, self._clients(made, name, client), name)
-        return self._cast(NewInputs(x, made.others, made.warnings))
+            x = self._by_client(x, self._clients(inputs, name, client), name)
+        return self._cast(NewInputs(x, inputs.others, inputs.warnings))
 
     def _read(self, value: Examples, name: str) -> NewInputs:
         """Return inputs before they are standardised."""
@@ -175,12 +175,12 @@ class Preparation:
         write_images(out, x, name)
         return out
 
-    def _clients(self, made: NewInputs, name: str, client: str | None) -> list[str]:
+    def _clients(self, inputs: NewInputs, name: str, client: str | None) -> list[str]:
         """Return whose each example is."""
         if client is not None:
-            return [client] * len(only_tensor(made.x, "standardising"))
-        if self.client_column in made.others:
-            return made.others[str(self.client_column)]
+            return [client] * len(only_tensor(inputs.x, "standardising"))
+        if self.client_column in inputs.others:
+            return inputs.others[str(self.client_column)]
         raise DataError(
             f"{name}: whose examples these are is not known.",
             why="each client's inputs were standardised by its own mean and deviation",
@@ -201,14 +201,14 @@ class Preparation:
             out[rows] = _standardised(x[rows], self.client_scales[client])
         return out
 
-    def _cast(self, made: NewInputs) -> NewInputs:
+    def _cast(self, inputs: NewInputs) -> NewInputs:
         """Return inputs in the type that the model takes; whole numbers stay."""
-        x = made.x
+        x = inputs.x
         if isinstance(x, Tensor) and x.is_floating_point():
             x = (x.to(torch.float32) if self.is_of_files else x).to(self.dtype)
         elif isinstance(x, dict):
             x = {k: v.to(self.dtype) if v.is_floating_point() else v for k, v in x.items()}
-        return NewInputs(x, made.others, made.warnings)
+        return NewInputs(x, inputs.others, inputs.warnings)
 
 
 def _standardised(x: Tensor, scale: Scale) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from fedkeel.records.run_record import RunRecord
 from fedkeel.task.losses import LOSSES, OF_QUANTITIES
 from fedkeel.task.models import make
 from fedkeel.task.outputs import scores_of
-from fedkeel.user_code import one_line
+from fedkeel.user_code import one_line, where_raised
 
 ModelLike = nn.Module | Callable[[], nn.Module]
 
@@ -82,21 +81,23 @@ class TrainedModel:
         """
         if isinstance(examples, (str, Path)):
             name = str(examples)
-        made = self.preparation.apply(examples, name, client)
+        inputs = self.preparation.apply(examples, name, client)
         parts: list[Tensor] = []
         with torch.inference_mode():
-            for start in range(0, count_of(made.x), _BATCH):
-                x = rows_of(made.x, slice(start, start + _BATCH))
+            for start in range(0, count_of(inputs.x), _BATCH):
+                x = rows_of(inputs.x, slice(start, start + _BATCH))
                 try:
                     output = self.module(**x) if isinstance(x, dict) else self.module(x)
-                except Exception as error:
+                except Exception as error:  # a user's module may raise anything
                     raise ModelError(
-                        "The model fails on the new examples.", got=one_line(error)
+                        "The model fails on the new examples.",
+                        got=one_line(error),
+                        why=f"raised in {where_raised(error)}",
                     ) from error
                 parts.append(scores_of(output))
         scores = torch.cat(parts).clone()
         values, shares = answer(scores, self.record.task.loss, self.record.data.classes)
-        return Predictions(values, shares, scores, self.label_names, made.others, made.warnings)
+        return Predictions(values, shares, scores, self.label_names, inputs.others, inputs.warnings)
 
     def export(self, path: str | Path) -> Path:
         """Write the model for programs without fedkeel; see `fedkeel.predict.export`.
@@ -187,12 +188,12 @@ def _read_state(folder: Path, record: RunRecord, which: str) -> dict[str, Tensor
 
 
 def _experiment(folder: Path) -> Experiment | None:
-    """Return the experiment of a run, None of a run from Python, which has no such file."""
+    """Return the experiment of a run, None of a run from Python, whose file has no data."""
     path = folder / "config.toml"
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        values = toml.parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read.", got=error) from None
     return toml.load(path) if {"data", "model"} <= values.keys() else None
 
 
@@ -210,12 +211,12 @@ def _module(
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if model is not None:
-        made = model()
-        if not isinstance(made, nn.Module):
+        module = model()
+        if not isinstance(module, nn.Module):
             raise ModelError(
-                "'model' makes no module.", got=type(made).__name__, expected="a torch.nn.Module"
+                "'model' makes no module.", got=type(module).__name__, expected="a torch.nn.Module"
             )
-        return made
+        return module
     if settings is None:
         raise RunError(
             f"The run was made in Python, with a model {record.model.name!r}.",

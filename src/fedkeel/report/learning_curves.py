@@ -80,6 +80,11 @@ class Curve:
         """The points of all segments."""
         return (point for segment in self.segments for point in segment)
 
+    @property
+    def has_time(self) -> bool:
+        """Whether the runs count virtual time."""
+        return all(point.seconds is not None for point in self.points)
+
 
 def learning_curve(method: MethodResults, metric: MetricInfo) -> Curve:
     """Return a method's test scores over rounds, shares in percent."""
@@ -131,7 +136,7 @@ def curve_charts(
     curves = [curve for curve in curves if curve.segments]
     axes: tuple[Axis, ...] = ("rounds", "megabytes") if curves else ()
     charts = {axis: _chart(curves, metric, axis, target) for axis in axes}
-    timed = [curve for curve in curves if all(p.seconds is not None for p in curve.points)]
+    timed = [curve for curve in curves if curve.has_time]
     return {**charts, "time": _chart(timed, metric, "time", target)} if timed else charts
 
 

@@ -64,7 +64,7 @@ def save_figures(
     if score is not None:
         curves = [c for m in methods if (c := learning_curve(m, score)).segments]
         target = next((m.summary.target for m in methods if m.summary.target is not None), None)
-        timed = [c for c in curves if all(p.seconds is not None for p in c.points)]
+        timed = [curve for curve in curves if curve.has_time]
         for axis in get_args(Axis):
             drawn = timed if axis == "time" else curves
             if not drawn:

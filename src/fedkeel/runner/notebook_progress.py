@@ -76,6 +76,7 @@ class NotebookBars(ProgressBars):
         self._shown_at = now
         shown = "".join(f"<div>{html.escape(line)}</div>" for line in self._lines)
         if not final:
+            self._picture.file = io.StringIO()  # the picture before is not kept
             self._picture.print(self._progress.get_renderable())
             shown += self._picture.export_html(
                 inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>'

@@ -74,7 +74,7 @@ class Tracking(Callback):
             return
         self._record, self._bytes, self._waiting = run.record, 0, []
         ids = {} if self._group is None else self._group.ids
-        self._trackers = Trackers(self._told(run.record), ids)
+        self._trackers = Trackers(self._described(run.record), ids)
         if self._folder is not None and (run.rounds_done or run.is_finished):
             for row in RunFolder(self._folder).rows(run.rounds_done + 1):
                 self._add(row)
@@ -128,7 +128,7 @@ class Tracking(Callback):
         if "report" in artifacts and self._folder is not None:
             trackers.add_file(write_report([self._folder], temporary / "report.html"), "report")
 
-    def _told(self, record: RunRecord) -> TrackedRun:
+    def _described(self, record: RunRecord) -> TrackedRun:
         """Return what the trackers are told of the run when it begins."""
         facts: dict[str, str | int] = {
             "model.parameters": record.model.parameters,

@@ -86,7 +86,7 @@ def new_experiment(
     if is_table:
         paths = [Path(source).expanduser() for source in sources]
         survey = survey_tables(paths, label, client, drop)
-    values = _data(sources, label, client, survey)
+    values = _data(sources, label, client, drop, survey)
     train, _ = load(build(Data, values, "data"))
     plan = _Plan(name, module, values, train, survey)
     texts = plan.experiment(), plan.model()
@@ -103,14 +103,26 @@ def new_experiment(
 
 
 def _data(
-    sources: Sequence[str], label: str, client: str | None, survey: TableSurvey | None
+    sources: Sequence[str],
+    label: str,
+    client: str | None,
+    drop: Sequence[str],
+    survey: TableSurvey | None,
 ) -> dict[str, object]:
     """Return the settings of the data."""
     values: dict[str, object] = {"source": sources[0] if len(sources) == 1 else tuple(sources)}
     is_path = any(mark in sources[0] for mark in "./\\") or os.path.exists(sources[0])
     if survey is None:
-        named = {"label": label, "client": client} if sources[0].endswith(".npz") else {}
-        values |= {key: value for key, value in named.items() if value is not None}
+        if sources[0].endswith(".npz"):
+            values["label"] = label
+        elif client is not None:
+            raise ConfigError(
+                "--client names a column of a table, or an array of an .npz file.",
+                got=f"{client!r}, and the data are {sources[0]}",
+                do="take --client away: the data are then divided at random",
+            )
+        values |= {} if client is None else {"client": client}
+        values |= {"drop": tuple(drop)} if drop else {}  # which is refused when the data are read
         return values | ({"normalize": "standardize"} if is_path else {})
     values["label"] = label
     if survey.target == "quantity":

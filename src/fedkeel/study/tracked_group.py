@@ -37,8 +37,8 @@ class TrackedGroup:
         self._trackers: Trackers | None = None
         if track.to:
             tags = {"first seed": str(settings.seed)}
-            told = TrackedRun(name, kind, track, flat(settings), tags, folder, name)
-            self._trackers = Trackers(told, {})
+            described = TrackedRun(name, kind, track, flat(settings), tags, folder, name)
+            self._trackers = Trackers(described, {})
         ids = {} if self._trackers is None else self._trackers.ids
         self.runs = Group(name, kind, ids, shows_test)
         """What its runs are told."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
+from fedkeel import optional
 from fedkeel.config.base import Settings
 from fedkeel.config.track import Track, Tracker
-from fedkeel.errors import ConfigError
 
 Kind = Literal["run", "comparison", "search"]
 """What is tracked: one run; or a comparison or a search, which has runs."""
@@ -26,12 +25,6 @@ Values = Mapping[str, str | int | float | bool]
 
 Numbers = Mapping[str, float]
 """Named numbers, all of them finite."""
-
-_PACKAGES: Mapping[Tracker, str] = {
-    "tensorboard": "tensorboard",
-    "mlflow": "mlflow",
-    "wandb": "wandb",
-}
 
 
 @dataclass(frozen=True)
@@ -121,10 +114,4 @@ def flat(settings: Settings) -> dict[str, str | int | float | bool]:
 def check_installed(track: Track) -> None:
     """Refuse a tracker whose package is not installed (ConfigError)."""
     for tracker in track.to:
-        spec = importlib.util.find_spec(_PACKAGES[tracker])
-        if spec is None or spec.origin is None:  # a folder of this name is no package
-            raise ConfigError(
-                f"track.to = {tracker!r} needs the package {_PACKAGES[tracker]!r}.",
-                got="it is not installed",
-                do=f"pip install 'fedkeel[{tracker}]', or leave {tracker} out of track.to",
-            )
+        optional.check_installed(tracker, f"track.to = {tracker!r}")

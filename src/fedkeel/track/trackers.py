@@ -33,9 +33,9 @@ class Trackers:
         self._open: dict[Tracker, OpenRun] = {}
         saved = read_ids(run.folder)
         for tracker in run.track.to:
-            told = replace(run, id=saved.get(tracker, ""), parent=parents.get(tracker, ""))
+            described = replace(run, id=saved.get(tracker, ""), parent=parents.get(tracker, ""))
             with self._watched(tracker):
-                self._open[tracker] = open_run(tracker, told)
+                self._open[tracker] = open_run(tracker, described)
         if run.folder is not None and self.ids:
             text = json.dumps({**saved, **self.ids}, indent=1)
             write_text(run.folder / TRACK_FILE, text + "\n")

@@ -19,6 +19,9 @@ from fedkeel.data.read.hugging_face import (
 )
 from fedkeel.errors import ConfigError, DataError
 
+_ROW = "fedkeel row"
+"""Column with the number of each example, by which a partition is known again."""
+
 
 def from_hf(
     dataset: Any,  # noqa: ANN401 - of `datasets`
@@ -64,11 +67,11 @@ def from_hf(
         DataError: the data cannot be found, read or used.
     """
     ways = {"client": client, "partition": partition, "partitioner": partitioner}
-    given = [name for name, way in ways.items() if way is not None]
-    if len(given) != 1:
+    chosen = [name for name, way in ways.items() if way is not None]
+    if len(chosen) != 1:
         raise ConfigError(
             "How the data set is divided among clients is not clear.",
-            got=" and ".join(given) or "nothing",
+            got=" and ".join(chosen) or "nothing",
             expected="one of client, partition and partitioner",
             do='name a column: client="...", or give partition={"kind": "iid", "clients": 10}',
         )
@@ -112,9 +115,5 @@ def _by_partitioner(
         for k in range(partitioner.num_partitions)
     ]
     how = {"kind": "flwr-datasets", "says": type(partitioner).__name__}
-    made = federation(train, lists, how=how)
-    return replace(made.hold_out(holdout, seed) if holdout else made, test=test)
-
-
-_ROW = "fedkeel row"
-"""Column with the number of each example, by which a partition is known again."""
+    clients = federation(train, lists, how=how)
+    return replace(clients.hold_out(holdout, seed) if holdout else clients, test=test)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fedkeel.config import Data, Text
 from fedkeel.data.dataset import Dataset, Ints
-from fedkeel.data.read.load import load
+from fedkeel.data.read.load import check_augment, load
 from fedkeel.data.read.raw_examples import stratified_split
-from fedkeel.data.read.user_data import dataset
+from fedkeel.data.read.user_data import dataset, like
 from fedkeel.data.user_objects import target_of
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.optional import imported
@@ -62,33 +62,41 @@ def load_any(settings: Data) -> tuple[Dataset, Dataset]:
     return load(settings)
 
 
-def load_hugging_face(settings: Data, seed: int = 0) -> tuple[Dataset, Dataset]:
+def load_hugging_face(settings: Data) -> tuple[Dataset, Dataset]:
     """Load the data set that ``data.source = "hf:NAME"`` names.
 
     Args:
-        settings: see `fedkeel.config.Data`.
-        seed: draws the test set where the data set has none.
+        settings: see `fedkeel.config.Data`. Where the data set has no test split, all runs draw the
+            same examples to test on.
 
     Returns:
         The training set and the test set.
 
     Raises:
-        DataError: it is not here, or a column is not there.
+        DataError: it is not here, a column is not there, or a setting is for other sources.
         ConfigError: a package is not installed.
     """
+    for key in ("test", "shape", "normalize", "target"):
+        if getattr(settings, key) != Data.model_fields[key].default:
+            raise DataError(
+                f"data.{key} is not for a data set of Hugging Face.",
+                got=f"data.{key} = {getattr(settings, key)!r}",
+                do=f"take data.{key} away, and change the data set itself with `datasets`",
+            )
     splits = read_splits(str(settings.source).removeprefix(PREFIX))
     target = settings.label if settings.label != "label" else None
     columns = Columns(
         target, settings.client, settings.drop, settings.categories, settings.missing, settings.text
     )
     train, test = train_and_test(splits, columns)
+    check_augment(settings, isinstance(train.shape, tuple) and len(train.shape) == 3)
     if settings.limit is not None and settings.limit < len(train):
-        rows = generator(seed, "data.limit").permutation(len(train))[: settings.limit]
+        rows = generator(0, "data.limit").permutation(len(train))[: settings.limit]
         train = train.take(np.sort(rows))
     if test is not None:
         return train, test
     groups = train.labels if train.has_labels else np.zeros(len(train), dtype=np.int64)
-    kept, aside = stratified_split(groups, settings.test_fraction, generator(seed, "data.test"))
+    kept, aside = stratified_split(groups, settings.test_fraction, generator(0, "data.test"))
     return train.take(kept), train.take(aside)
 
 
@@ -102,9 +110,9 @@ def read_splits(name: str) -> dict[str, Any]:
         DataError: there is no such data set.
     """
     datasets = imported("datasets", "data.source = 'hf:...'")
+    path = os.path.expanduser(name)
     try:
-        is_folder = os.path.isdir(os.path.expanduser(name))
-        path = os.path.expanduser(name)
+        is_folder = os.path.isdir(path)
         loaded = datasets.load_from_disk(path) if is_folder else datasets.load_dataset(name)
     except Exception as error:  # whatever its network, its cache or its files give
         raise DataError(
@@ -133,24 +141,42 @@ def train_and_test(splits: Mapping[str, Any], columns: Columns) -> tuple[Dataset
         raise DataError(
             "The data set has no split 'train'.", do=did_you_mean("train", list(splits))
         )
+    if columns.text is not None and columns.tokenizer is None:
+        columns = replace(columns, tokenizer=load_tokenizer(columns.text.tokenizer))
     train = read_split(splits["train"], columns, "train")
     if "test" not in splits:
         return train, None
-    test = read_split(splits["test"], columns, "test")
+    test = read_split(splits["test"], columns, "test", train)
     classes = max(train.classes, test.classes)
     return replace(train, classes=classes), replace(test, classes=classes)
 
 
-def read_split(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN401 - of `datasets`
-    """Return the examples of one split, with the clients that a column names."""
+def read_split(
+    split: Any,  # noqa: ANN401 - of `datasets`
+    columns: Columns,
+    name: str,
+    train: Dataset | None = None,
+) -> Dataset:
+    """Return the examples of one split, with the clients that a column names.
+
+    Args:
+        split: the split.
+        columns: what its columns mean.
+        name: what to call it in messages.
+        train: the training split, where another is read: a table is made ready as it was.
+    """
     client: Ints | None = None
     names: tuple[str, ...] = ()
     if columns.client is not None:
         _check_column(split, columns.client, "client")
-        found, number = np.unique(np.asarray(split[columns.client]), return_inverse=True)
-        client, names = number.astype(np.int64), tuple(map(str, found))
+        values, number = np.unique(np.asarray(split[columns.client]), return_inverse=True)
+        client, names = number.astype(np.int64), tuple(map(str, values))
         split = split.remove_columns([columns.client])
-    if columns.text is None and columns.tokenizer is None:
+    if columns.tokenizer is not None:
+        data = _read_text(split, columns, name)
+    elif train is not None and train.schema is not None:
+        data = like(train, split, name)
+    else:
         data = dataset(
             split,
             target=columns.target,
@@ -159,8 +185,6 @@ def read_split(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN
             missing=columns.missing,
             name=name,
         )
-    else:
-        data = _read_text(split, columns, name)
     return replace(data, client=client, clients=names)
 
 
@@ -170,8 +194,7 @@ def _read_text(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN
     target = target_of(split.column_names, name, columns.target)
     column = text.column or _only_text(split, target, columns.drop)
     _check_column(split, column, "data.text.column")
-    tokenizer = columns.tokenizer or load_tokenizer(text.tokenizer)
-    encoded = tokenizer(
+    encoded = columns.tokenizer(
         list(split[column]), padding="max_length", truncation=True, max_length=text.length
     )
     kept = [key for key in ("input_ids", "attention_mask") if key in encoded]
@@ -195,8 +218,8 @@ def load_tokenizer(name: str | None) -> Any:  # noqa: ANN401 - of `transformers`
     """Return the tokenizer of this name or folder, from the cache, or downloaded.
 
     Raises:
-        ConfigError: none is named, or `transformers` is not installed.
-        DataError: there is no such tokenizer.
+        ConfigError: `transformers` is not installed.
+        DataError: none is named, or there is no such tokenizer.
     """
     if name is None:
         raise DataError(
@@ -206,7 +229,7 @@ def load_tokenizer(name: str | None) -> Any:  # noqa: ANN401 - of `transformers`
     transformers = imported("transformers", "data.text.tokenizer")
     try:
         return transformers.AutoTokenizer.from_pretrained(name)
-    except Exception as error:
+    except Exception as error:  # whatever its network, its cache or its files give
         raise DataError(
             f"The tokenizer {name!r} cannot be read.",
             got=one_line(error),

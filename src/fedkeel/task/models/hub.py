@@ -58,8 +58,8 @@ def _transformers(
     labels = {} if task in _WITHOUT_CLASSES else {"num_labels": classes}
     try:
         if config is not None:
-            made = transformers.AutoConfig.for_model(name, **{**labels, **config})
-            module: nn.Module = auto.from_config(made)
+            sizes = transformers.AutoConfig.for_model(name, **{**labels, **config})
+            module: nn.Module = auto.from_config(sizes)
         else:
             module = auto.from_pretrained(name, **labels)
     except Exception as error:  # whatever the network, the cache or the files give
@@ -76,6 +76,6 @@ def _transformers(
 def _timm(name: str, shape: tuple[int, ...], classes: int, **args: Any) -> nn.Module:  # noqa: ANN401
     """Make a network of timm; `args` are those of ``timm.create_model``."""
     timm = imported("timm", f"model.name = 'timm:{name}'")
-    given = {"num_classes": classes, "in_chans": shape[0] if len(shape) == 3 else 3, **args}
-    module: nn.Module = timm.create_model(name, **given)
+    options = {"num_classes": classes, "in_chans": shape[0] if len(shape) == 3 else 3, **args}
+    module: nn.Module = timm.create_model(name, **options)
     return module
