@@ -42,7 +42,8 @@ def test_sums_of_processes_are_those_of_plain_updates(
     assert record.status == "finished", record.message
     assert [row.clients for row in rows[1:]] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     assert "SIGKILL" in next(iter(rows[2].faults))
-    assert list(tmp_path.rglob("secure-sum*")) == []
+    # Two nodes unmask the sum of three; the third may hear of it only at its next sum.
+    assert len(list(tmp_path.rglob("secure-sum*"))) <= 1
 
     quick = ["flower.deadline_seconds=0.5", "flower.secure_aggregation=false"]
     plain = load(app / "federation" / "experiment.toml", quick)
