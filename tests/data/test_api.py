@@ -300,3 +300,22 @@ def test_quantities_are_not_divided_by_their_labels(divide):
     more = {"alpha": 1.0} if divide is api.dirichlet else {"k": 1}
     with pytest.raises(DataError, match="divides examples by their labels, and these have none"):
         divide(X, Y + 0.5, clients=2, **more)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([-128, 127, 0, 127], dtype="i1"),
+        np.array([2**64 - 1, 2**64 - 3, 2**64 - 1, 2**64 - 1], dtype="u8"),
+        np.array([-(2**63), 2**63 - 1, 0, 0]),
+        np.array([7, 3, 3, 7], dtype="u2"),
+    ],
+)
+def test_ids_that_are_numbers_are_in_their_order(ids):
+    clients = api.by_client(np.zeros((4, 1), "f4"), [0, 1, 0, 1], ids)
+    names, client = np.unique(ids, return_inverse=True)
+    assert clients.names == tuple(str(name) for name in names.tolist())
+    assert clients.data.client.tolist() == client.tolist()
+    assert [clients.client(k).tolist() for k in range(len(clients))] == [
+        np.flatnonzero(client == k).tolist() for k in range(len(names))
+    ]

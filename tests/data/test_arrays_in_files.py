@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.data.arrays_in_files import joined_in_file
+from fedkeel.data import arrays_in_files
+from fedkeel.data.arrays_in_files import Pages, joined_in_file
 
 X = np.random.default_rng(0).normal(size=(40, 5)).astype("f4")
 Y = np.arange(40) % 2
@@ -105,3 +106,49 @@ def test_other_types_become_numbers_in_memory(tmp_path: Path) -> None:
     opened = np.load(file_of(tmp_path, bad), mmap_mode="r")
     with pytest.raises(fk.FedkeelError, match="an input is NaN"):
         fk.dataset(opened, Y)
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """Bytes of the map of a tensor that are in this process's memory, as the system says."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        ends = line.split()[0].split("-")
+        if len(ends) == 2:
+            inside = int(ends[0], 16) <= tensor.data_ptr() < int(ends[1], 16)
+        elif inside and line.startswith("Rss:"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+@needs_maps
+def test_pages_that_were_read_are_given_back_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays_in_files, "BLOCK", 1 << 20)
+    x = np.random.default_rng(1).normal(size=(20_000, 200)).astype("f4")
+    made = fk.dataset(np.load(file_of(tmp_path, x), mmap_mode="r"), np.arange(20_000) % 2).x
+    assert resident(made) < made.nbytes / 2  # the search for numbers that are not finite
+    assert torch.equal(made, torch.from_numpy(x))
+    assert resident(made) >= made.nbytes
+    part = made[:12_000]
+    pages = Pages(part)
+    made[12_000:] = 7.0  # behind the array, in the same map
+    pages.release(0, made.nbytes)
+    assert resident(made) < made.nbytes
+    assert torch.equal(part, torch.from_numpy(x[:12_000]))
+    assert bool((made[12_000:] == 7.0).all())
+    Pages(made).release(0, made.nbytes)  # somebody has written into it
+    assert bool((made[12_000:] == 7.0).all())
+
+
+def test_the_digest_of_a_large_array_does_not_depend_on_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fk.dataset(X, Y).fingerprint()
+    monkeypatch.setattr(arrays_in_files, "BLOCK", 256)
+    in_memory = fk.dataset(X, Y).fingerprint()
+    mapped = fk.dataset(np.load(file_of(tmp_path), mmap_mode="r"), Y).fingerprint()
+    assert in_memory == mapped != before
+    changed = X.copy()
+    changed[-1, -1] += 1
+    assert fk.dataset(changed, Y).fingerprint() != in_memory

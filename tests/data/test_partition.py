@@ -181,9 +181,9 @@ def test_labels_are_checked(labels):
 
 
 def test_by_value_keeps_order_and_leaves_out_the_absent():
-    lists, names = p.by_value(np.array([3, 0, 3, 1]), ["a", "b", "c", "d"])
+    rows, offsets, names = p.by_value(np.array([3, 0, 3, 1]), ["a", "b", "c", "d"])
     assert names == ("a", "b", "d")
-    assert [r.tolist() for r in lists] == [[1], [3], [0, 2]]
+    assert (rows.tolist(), offsets.tolist()) == ([1, 3, 0, 2], [0, 1, 2, 4])
 
 
 def joined():
@@ -210,7 +210,7 @@ def test_divide_takes_the_clients_from_the_data(kind, names, sizes):
 
 def test_source_class_uses_label_names():
     data = made(np.array([0, 1]), label_names=("cat", "dog"))
-    assert p.by_source_class(data)[1] == ("data/cat", "data/dog")
+    assert p.by_source_class(data)[2] == ("data/cat", "data/dog")
 
 
 def test_divide_without_a_client_column_says_what_to_do():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import mmap
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,15 @@ from torch import Tensor
 
 _NO_RESERVE = 0x4000
 """The flag MAP_NORESERVE of Linux, which `mmap` of Python 3.11 does not name."""
+
+BLOCK = 1 << 26
+"""Bytes of large arrays that are read at a time."""
+
+_DONT_NEED = 4
+"""The advice MADV_DONTNEED of Linux."""
+
+_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
+"""How a map of memory begins in ``/proc/self/smaps``; lines about it follow."""
 
 
 def private_map(values: NDArray[Any]) -> NDArray[Any] | None:
@@ -63,3 +78,74 @@ def joined_in_file(parts: Sequence[Tensor]) -> Tensor:
             rest[: len(part)].copy_(part)
             rest = rest[len(part) :]
     return tensor
+
+
+class Pages:
+    """Gives the pages of an array in a file back to the system, once they have been read.
+
+    A process that reads a large file through a map otherwise looks as large as the file. Pages of
+    other arrays stay, and so do those of a map into which somebody has written.
+
+    Args:
+        array: an array of any kind, whose pages stay unless it is contiguous.
+    """
+
+    def __init__(self, array: Tensor) -> None:
+        self._start, self._size = array.data_ptr(), array.nbytes
+        is_large = array.is_contiguous() and array.nbytes >= BLOCK
+        self._may_release = is_large and _is_unchanged_file(self._start, array.nbytes)
+
+    def release(self, start: int, stop: int) -> None:
+        """Give back the pages that lie within the bytes from `start` to `stop` of the array."""
+        if not self._may_release:
+            return
+        page = mmap.PAGESIZE
+        first = -(-(self._start + start) // page) * page
+        length = (self._start + min(stop, self._size)) // page * page - first
+        if length > 0:
+            _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _DONT_NEED)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _is_unchanged_file(start: int, size: int) -> bool:
+    """Return whether memory is a private map of a file, none of whose pages has been changed.
+
+    Linux alone says so; elsewhere the answer is no.
+    """
+    try:
+        lines = Path("/proc/self/smaps").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False
+    inside = False
+    for line in lines:
+        if _MAPPING.match(line):
+            span, flags, _, _, inode, *_ = line.split()
+            low, high = (int(part, 16) for part in span.split("-"))
+            inside = low <= start and start + size <= high and flags[3] == "p" and inode != "0"
+        elif inside and line.startswith("Anonymous:"):
+            return line.split()[1] == "0"
+    return False
+
+
+def bytes_or_digest(array: NDArray[Any]) -> memoryview | bytes:
+    """Return the bytes of an array, or a digest of them where they are more than `BLOCK`.
+
+    The digest is the SHA-256 of the SHA-256 of each block of `BLOCK` bytes; threads read them.
+    """
+    plain = np.ascontiguousarray(array)
+    if plain.nbytes <= BLOCK:
+        return plain.data
+    values = plain.reshape(-1).view(np.uint8)
+    pages = Pages(torch.from_numpy(values))
+
+    def digest(start: int) -> bytes:
+        made = hashlib.sha256(values[start : start + BLOCK].data).digest()
+        pages.release(start, start + BLOCK)
+        return made
+
+    with ThreadPoolExecutor() as pool:
+        return hashlib.sha256(b"".join(pool.map(digest, range(0, len(values), BLOCK)))).digest()

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedkeel.data.arrays_in_files import bytes_or_digest
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.data.user_arrays import Ints as Ints
 from fedkeel.data.user_arrays import (
@@ -238,7 +239,7 @@ class Dataset:
         tensors = [t.numpy() for values in (self.x, self.y) for t in tensors_of(values)]
         for array in (*tensors, self.source, self.client, self.counts):
             if array is not None:
-                digest.update(np.ascontiguousarray(array).data)
+                digest.update(bytes_or_digest(array))
         return digest.hexdigest()
 
 

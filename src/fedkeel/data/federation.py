@@ -176,6 +176,28 @@ def federation(
     if len(lists) == 0:
         raise DataError("The partition has no clients.", expected="at least one client")
     rows, offsets = concatenate_rows([as_rows(rows, k) for k, rows in enumerate(lists)])
+    return federation_of_rows(data, rows, offsets, how, names)
+
+
+def federation_of_rows(
+    data: Dataset,
+    rows: Ints,
+    offsets: Ints,
+    how: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+) -> Federation:
+    """Make a `Federation` of the rows of all clients, one client after the other.
+
+    Args:
+        data: the training set.
+        rows: [M] row numbers.
+        offsets: [C + 1]; client k owns ``rows[offsets[k]:offsets[k + 1]]``.
+        how: what divided the data, for records.
+        names: C names of the clients, empty where they are just numbers.
+
+    Raises:
+        DataError: a client has no examples, or a row does not exist.
+    """
     if len(rows) and (rows.min() < 0 or rows.max() >= len(data)):
         raise DataError(
             "A client owns a row that the data does not have.",
@@ -185,7 +207,7 @@ def federation(
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         raise DataError(
-            f"{len(empty)} of {len(lists)} clients have no examples.",
+            f"{len(empty)} of {len(offsets) - 1} clients have no examples.",
             got=f"client {empty[0]} is empty",
             expected="at least one example for each client",
             do="use fewer clients, a larger alpha, or a minimum size (min_size)",

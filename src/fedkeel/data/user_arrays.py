@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedkeel.data.arrays_in_files import private_map
+from fedkeel.data.arrays_in_files import Pages, private_map
 from fedkeel.errors import DataError
 
 Ints = NDArray[np.int64]
@@ -218,7 +218,7 @@ def as_rows(rows: ArrayLike, client: int) -> Ints:
     """
     array = np.asarray(rows)
     if array.ndim == 1 and (array.dtype.kind in "iu" or not len(array)):
-        return array.astype(np.int64)
+        return array.astype(np.int64, copy=False)
     masked = array.dtype.kind == "b"
     raise DataError(
         f"The rows of client {client} are not row numbers.",
@@ -231,10 +231,12 @@ def as_rows(rows: ArrayLike, client: int) -> Ints:
 
 def first_nonfinite_row(x: Tensor, rows: int = 4096) -> int | None:
     """Return the first row with a value that is not finite, looking at `rows` rows at a time."""
+    pages, width = Pages(x), x.nbytes // max(1, len(x))
     for start in range(0, len(x), rows):
         part = x[start : start + rows].reshape(min(rows, len(x) - start), -1)
         if not bool(torch.isfinite(part.sum())):
             bad = torch.nonzero(~torch.isfinite(part).all(dim=1))
             if len(bad):
                 return start + int(bad[0])
+        pages.release(start * width, (start + len(part)) * width)
     return None

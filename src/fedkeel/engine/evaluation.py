@@ -16,9 +16,12 @@ from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints
 from fedkeel.records.rows import Scores
 from fedkeel.rng import seed_torch, torch_seed
-from fedkeel.task.metrics.metric_set import Measured, MetricSet
+from fedkeel.task.metrics.metric_set import Measured, MetricSet, scores_of_columns
 from fedkeel.task.outputs import Outputs
 from fedkeel.tree import Tree
+
+EXAMPLES = "examples"
+"""Name of the column of numbers of examples beside columns of scores."""
 
 Predict = Callable[[Values], Outputs]
 """Inputs [B, ...] -> what a model returns."""
@@ -55,11 +58,15 @@ class SplitExamples:
             return self.source[start:stop]
         if self.offsets is None:
             return np.zeros(stop - start, dtype=np.int64)
+        if (start, stop) == (0, len(self)):
+            return np.repeat(np.arange(self.group_count), np.diff(self.offsets))
         return np.searchsorted(self.offsets, np.arange(start, stop), side="right") - 1
 
     @property
     def sizes(self) -> Ints:
         """[G] number of examples of each group."""
+        if self.offsets is not None and self.counts is None:
+            return np.diff(self.offsets)
         counts = None if self.counts is None else self.counts.astype(np.float64)
         return np.bincount(self.groups(), counts, minlength=self.group_count).astype(np.int64)
 
@@ -116,6 +123,12 @@ def cut_into_shards(setup: TrainingSetup, split: Split) -> Shards:
     """Return how the evaluation of a split is cut."""
     examples, size = split_examples(setup, split), setup.shard
     starts = range(0, len(examples), size)
+    if examples.source is None and examples.offsets is not None:
+        firsts = np.sort(np.append(examples.offsets[:-1][examples.sizes > 0], starts))
+        firsts = firsts[np.diff(firsts, prepend=-1) > 0]
+        group = np.searchsorted(examples.offsets, firsts, side="right") - 1
+        offsets = np.append(np.searchsorted(firsts, starts), len(firsts))
+        return Shards(starts, size, group, offsets, len(examples))
     groups = [np.unique(examples.groups(start, start + size)) for start in starts]
     offsets = np.cumsum([0, *map(len, groups)])
     group = np.concatenate(groups) if groups else np.zeros(0, dtype=np.int64)
@@ -227,25 +240,36 @@ def scores_by_group(
 ) -> list[Scores]:
     """Return the scores of each group of a split, or of all its examples as one group.
 
-    Examples that nobody measured, NaN, do not count: a node may not have answered.
-
     Args:
         setup: with the model on the processor.
         split: which examples were evaluated.
         measured: what an engine measured of them.
         of_all: whether all examples are one group.
     """
+    columns = columns_by_group(setup, split, measured, of_all=of_all)
+    return scores_of_columns(columns.pop(EXAMPLES), columns)
+
+
+def columns_by_group(
+    setup: TrainingSetup, split: Split, measured: Measured, *, of_all: bool = False
+) -> dict[str, list[float]]:
+    """Return as columns [G] how many examples each group of a split has, and their scores.
+
+    Examples that nobody measured, NaN, do not count: a node may not have answered. For the
+    arguments see `scores_by_group`.
+    """
     examples, metrics = split_examples(setup, split), setup.metrics
-    kept_group = torch.from_numpy(examples.groups())
     if examples.counts is None:
         group = torch.from_numpy(cut_into_shards(setup, split).group)
         sizes, states = torch.from_numpy(examples.sizes), measured.states
     else:  # a row for each client that has examples
         metrics = metrics.on_nodes()
         is_measured = ~measured.states.isnan().all(dim=1)
-        group, states = kept_group[is_measured], measured.states[is_measured]
+        of_example = torch.from_numpy(examples.groups())
+        group, states = of_example[is_measured], measured.states[is_measured]
         counts = torch.from_numpy(examples.counts)[is_measured]
         sizes = torch.zeros(examples.group_count, dtype=torch.int64).index_add_(0, group, counts)
+    kept_group = torch.from_numpy(examples.groups()) if metrics.pooled else group[:0]
     count = examples.group_count
     if of_all:
         group, kept_group = torch.zeros_like(group), torch.zeros_like(kept_group)
@@ -253,7 +277,8 @@ def scores_by_group(
     totals = sums_of(states, group, count)
     with use_numerics(setup.precision), torch.random.fork_rng(devices=[]):
         seed_torch(torch_seed(setup.seed, f"evaluation.{split}"))  # a loss may draw numbers
-        return metrics.scores(totals, sizes, measured.kept, kept_group)
+        scores = metrics.columns(totals, sizes, measured.kept, kept_group)
+    return {EXAMPLES: sizes.tolist(), **scores}
 
 
 def sums_of(states: Tensor, group: Tensor, groups: int) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import Engine, PersonalScores, ServerModel, Split, TrainingSetup
-from fedkeel.engine.evaluation import evaluate, scores_by_group
+from fedkeel.engine.evaluation import EXAMPLES, columns_by_group, evaluate, scores_by_group
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.round_values import Server
@@ -70,12 +70,18 @@ def with_client_scores(
     """
     setup = prepared.setup
     if prepared.pooled is None:
-        scores = scores_by_group(setup, "clients", _measure(engine, setup, server, "clients"))
+        measured = _measure(engine, setup, server, "clients")
     else:  # the engine knows no clients
         setup = replace(setup, federation=prepared.pooled)
         buffers = server.buffers or setup.training.network.buffers
-        scores = scores_of_clients(setup, server.params, buffers).per_client
-    return replace(row, per_client=score_columns(scores, setup))
+        measured = _measured_here(setup, server.params, buffers)
+    columns = columns_by_group(setup, "clients", measured)
+    counts = columns.pop(EXAMPLES)
+    scores = {
+        name: [value if n else None for value, n in zip(column, counts, strict=True)]
+        for name, column in columns.items()
+    }
+    return replace(row, per_client={EXAMPLES: list(map(float, counts)), **scores})
 
 
 def with_personal_scores(
@@ -108,15 +114,19 @@ def with_personal_scores(
 
 def scores_of_clients(setup: TrainingSetup, params: Tree, buffers: Tree) -> PersonalScores:
     """Return a model's scores on each client's own examples, measured in this process."""
-    with use_numerics(setup.precision):
-        measured = evaluate(setup, params, buffers, "clients")
+    measured = _measured_here(setup, params, buffers)
     total = scores_by_group(setup, "clients", measured, of_all=True)[0]
     return PersonalScores(total, scores_by_group(setup, "clients", measured))
 
 
+def _measured_here(setup: TrainingSetup, params: Tree, buffers: Tree) -> Measured:
+    with use_numerics(setup.precision):
+        return evaluate(setup, params, buffers, "clients")
+
+
 def score_columns(scores: Sequence[Scores], setup: TrainingSetup) -> dict[str, list[float | None]]:
     """Return scores by client as columns [C], see `with_client_scores`."""
-    columns: dict[str, list[float | None]] = {"examples": [float(s.examples) for s in scores]}
+    columns: dict[str, list[float | None]] = {EXAMPLES: [float(s.examples) for s in scores]}
     for info in setup.metrics.infos:
         columns[info.name] = [s.values[info.name] if s.examples else None for s in scores]
     return columns

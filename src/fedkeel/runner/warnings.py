@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 import numpy as np
@@ -252,6 +252,8 @@ def _names_that_nearly_agree(federation: Federation) -> Iterator[str]:
         (federation.data.label_names, "labels"),
         (federation.names, "clients"),
     ):
+        if _are_plain_numbers(names):
+            continue
         known: dict[object, str] = {}
         for name in names:
             is_value = is_number(name)
@@ -260,6 +262,13 @@ def _names_that_nearly_agree(federation: Federation) -> Iterator[str]:
                 how = "are one number, written in two ways" if is_value else "differ in case alone"
                 yield f"{other!r} and {name!r} are two {what}: they {how}"
                 break
+
+
+def _are_plain_numbers(names: Sequence[str]) -> bool:
+    """Return whether names are whole numbers in their shortest form, of which no two are one."""
+    digits = "".join(names)
+    with_zero = [name for name in names if name[:1] in ("0", "")]
+    return digits.isascii() and digits.isdecimal() and with_zero in ([], ["0"])
 
 
 def _nothing_held_out(federation: Federation) -> str:

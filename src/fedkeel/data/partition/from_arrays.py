@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeel.config import Partition, build
-from fedkeel.data.dataset import Dataset
+from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation import Federation, concatenate_rows
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.user_data import Array, Examples, Reading, dataset, read_clients
@@ -166,9 +166,8 @@ def by_client(
     """
     data = dataset(x, y, target=target, classes=classes, tokens=tokens)
     ids = _ids(client_ids, len(data))
-    names, client = np.unique(ids, return_inverse=True)
-    named = tuple(str(name) for name in names)
-    data = replace(data, client=client.astype(np.int64), clients=named)
+    names, client = _distinct(ids)
+    data = replace(data, client=client, clients=tuple(map(str, names.tolist())))
     return _divide("client", data, seed, holdout)
 
 
@@ -304,6 +303,23 @@ def _ids(client_ids: ArrayLike | None, n: int) -> NDArray[Any]:
     if array.dtype.kind == "f" and any(a != b for a, b in zip(values, array.tolist(), strict=True)):
         return np.array(values, dtype=object)  # floats would make one of several large numbers
     return array
+
+
+def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], Ints]:
+    """Return the distinct ids, ascending, and [N] which of them each is.
+
+    Whole numbers of a narrow range are counted, which is much quicker than sorting them.
+    """
+    if ids.dtype.kind in "iu" and len(ids):
+        low, high = int(ids.min()), int(ids.max())
+        if high - low < 4 * len(ids):
+            wide = ids if ids.itemsize == 8 else ids.astype(np.int64)
+            place = (wide - wide.dtype.type(low)).astype(np.int64, copy=False)
+            occurs = np.bincount(place) > 0
+            names = np.flatnonzero(occurs).astype(wide.dtype) + wide.dtype.type(low)
+            return names, (np.cumsum(occurs) - 1)[place]
+    names, client = np.unique(ids, return_inverse=True)
+    return names, client.astype(np.int64)
 
 
 def _divide(

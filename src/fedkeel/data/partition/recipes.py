@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from fedkeel.config import Partition
 from fedkeel.data.dataset import Dataset, Ints
-from fedkeel.data.federation import Federation, federation
+from fedkeel.data.federation import Federation, federation, federation_of_rows
 from fedkeel.data.partition.common import (
     Lists,
     Sizes,
@@ -201,7 +201,7 @@ def _demand(requested: Ints, n: int, label: int) -> Ints:
     return requested
 
 
-def by_value(ids: Ints, names: Sequence[str]) -> tuple[Lists, tuple[str, ...]]:
+def by_value(ids: Ints, names: Sequence[str]) -> tuple[Ints, Ints, tuple[str, ...]]:
     """Make one client of each value that occurs, in order.
 
     Args:
@@ -209,18 +209,23 @@ def by_value(ids: Ints, names: Sequence[str]) -> tuple[Lists, tuple[str, ...]]:
         names: name of each value; values without rows are left out.
 
     Returns:
-        Rows of each client, ascending, and the clients' names.
+        [N] the rows of all clients, one client after the other and ascending for each; [C + 1]
+        where each client's begin; and the clients' names.
 
-    >>> rows, names = by_value(np.array([2, 0, 2]), ["a", "b", "c"])
-    >>> [r.tolist() for r in rows], names
-    ([[1], [0, 2]], ('a', 'c'))
+    >>> rows, offsets, names = by_value(np.array([2, 0, 2]), ["a", "b", "c"])
+    >>> rows.tolist(), offsets.tolist(), names
+    ([1, 0, 2], [0, 1, 3], ('a', 'c'))
     """
-    lists = group(np.asarray(ids, dtype=np.int64), len(names))
-    kept = [k for k, rows in enumerate(lists) if len(rows)]
-    return [lists[k] for k in kept], tuple(names[k] for k in kept)
+    sizes = np.bincount(ids, minlength=len(names))
+    kept = np.flatnonzero(sizes)
+    rows = np.argsort(ids, kind="stable").astype(np.int64, copy=False)
+    used = tuple(names) if len(kept) == len(names) else tuple(names[k] for k in kept.tolist())
+    offsets = np.zeros(len(kept) + 1, dtype=np.int64)
+    np.cumsum(sizes[kept], out=offsets[1:])
+    return rows, offsets, used
 
 
-def by_source_class(data: Dataset) -> tuple[Lists, tuple[str, ...]]:
+def by_source_class(data: Dataset) -> tuple[Ints, Ints, tuple[str, ...]]:
     """Make one client of each class of each source, source by source; names are "source/class"."""
     known = data.label_names or tuple(str(label) for label in range(data.classes))
     names = [f"{source}/{label}" for source in data.sources for label in known]
@@ -243,8 +248,14 @@ def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
         DataError: the data cannot be divided so, or a client would have no examples.
     """
     seed = seed if settings.seed is None else settings.seed
-    lists, names, used = _apply(data, settings, seed)
-    made = federation(data, lists, names=names)
+    _check_labels(data, settings.kind)
+    used: dict[str, Any] = {}
+    if settings.kind in ("source", "source_class", "client"):
+        rows, offsets, names = _of_the_data(data, settings.kind)
+        made = federation_of_rows(data, rows, offsets, names=names)
+    else:
+        lists, used = _drawn(data, settings, seed)
+        made = federation(data, lists)
     unassigned = len(data) - len(made.rows)
     if settings.holdout > 0:
         made = made.hold_out(settings.holdout, seed)
@@ -262,47 +273,21 @@ def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
     return replace(made, how={**how, "says": _say(made, how)})
 
 
-def _apply(
-    data: Dataset, settings: Partition, seed: int
-) -> tuple[Lists, tuple[str, ...], dict[str, Any]]:
-    """Return (lists, names, what mattered) of the recipe that the settings name."""
-    count, wanted, alpha = data.classes, settings.clients, settings.alpha
-    if not (data.has_labels or settings.kind in ("source", "client", "iid")):
+def _check_labels(data: Dataset, kind: str) -> None:
+    if not (data.has_labels or kind in ("source", "client", "iid")):
         raise DataError(
-            f"Partition {settings.kind!r} divides examples by their labels, and these have none.",
+            f"Partition {kind!r} divides examples by their labels, and these have none.",
             got=f"targets {shape_text(data.y)}",
             do="take 'iid', 'client' or 'source', or fk.federation(data, rows_of_each_client)",
         )
-    given: dict[str, Any] = {"sizes": settings.sizes, "sigma": settings.sigma}
-    sized = given if settings.sizes == "power" else {"sizes": "equal"}
-    sized = {"sizes": "given"} if isinstance(settings.sizes, tuple) else sized
-    if settings.kind == "source":
-        return *by_value(data.source_ids, data.sources), {}
-    if settings.kind == "source_class":
-        return *by_source_class(data), {}
-    if settings.kind == "client":
-        return *_by_client(data), {}
-    if wanted is None:
-        raise DataError(f"Partition {settings.kind!r} needs the number of clients.")
-    if settings.kind == "iid":
-        return iid(len(data), wanted, seed, **given), (), sized
-    y = data.labels
-    if settings.kind == "classes":
-        k = settings.classes_per_client
-        return classes(y, wanted, k, seed=seed, **given), (), {"classes_per_client": k, **sized}
-    if alpha is None:
-        raise DataError(f"Partition {settings.kind!r} needs alpha.", expected="alpha > 0")
-    if settings.kind == "dirichlet":
-        least = settings.min_size
-        lists, took = dirichlet_attempts(y, wanted, alpha, least, seed, classes=count)
-        return lists, (), {"alpha": alpha, "min_size": least, "attempts": took}
-    if settings.kind == "dirichlet_gradma":
-        return dirichlet_gradma(y, wanted, alpha, seed, classes=count), (), {"alpha": alpha}
-    lists = dirichlet_prior(y, wanted, alpha, seed=seed, classes=count, **given)
-    return lists, (), {"alpha": alpha, **sized}
 
 
-def _by_client(data: Dataset) -> tuple[Lists, tuple[str, ...]]:
+def _of_the_data(data: Dataset, kind: str) -> tuple[Ints, Ints, tuple[str, ...]]:
+    """Return rows, offsets and names of clients that the data themselves tell, see `by_value`."""
+    if kind == "source":
+        return by_value(data.source_ids, data.sources)
+    if kind == "source_class":
+        return by_source_class(data)
     if data.client is None:
         raise DataError(
             "The partition asks for the data's own clients, but the data names none.",
@@ -310,6 +295,32 @@ def _by_client(data: Dataset) -> tuple[Lists, tuple[str, ...]]:
             do="set data.client to the name of the client column, or choose another kind",
         )
     return by_value(data.client, data.clients)
+
+
+def _drawn(data: Dataset, settings: Partition, seed: int) -> tuple[Lists, dict[str, Any]]:
+    """Return the rows of each client, drawn as the settings say, and the settings that mattered."""
+    count, wanted, alpha = data.classes, settings.clients, settings.alpha
+    given: dict[str, Any] = {"sizes": settings.sizes, "sigma": settings.sigma}
+    sized = given if settings.sizes == "power" else {"sizes": "equal"}
+    sized = {"sizes": "given"} if isinstance(settings.sizes, tuple) else sized
+    if wanted is None:
+        raise DataError(f"Partition {settings.kind!r} needs the number of clients.")
+    if settings.kind == "iid":
+        return iid(len(data), wanted, seed, **given), sized
+    y = data.labels
+    if settings.kind == "classes":
+        k = settings.classes_per_client
+        return classes(y, wanted, k, seed=seed, **given), {"classes_per_client": k, **sized}
+    if alpha is None:
+        raise DataError(f"Partition {settings.kind!r} needs alpha.", expected="alpha > 0")
+    if settings.kind == "dirichlet":
+        least = settings.min_size
+        lists, took = dirichlet_attempts(y, wanted, alpha, least, seed, classes=count)
+        return lists, {"alpha": alpha, "min_size": least, "attempts": took}
+    if settings.kind == "dirichlet_gradma":
+        return dirichlet_gradma(y, wanted, alpha, seed, classes=count), {"alpha": alpha}
+    lists = dirichlet_prior(y, wanted, alpha, seed=seed, classes=count, **given)
+    return lists, {"alpha": alpha, **sized}
 
 
 def _say(made: Federation, how: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -181,10 +181,10 @@ class MetricSet:
             torch.cat(kept, dim=1) if kept else torch.zeros(len(group), 0, dtype=torch.float64),
         )
 
-    def scores(
+    def columns(
         self, states: Tensor, examples: Tensor, kept: Tensor, kept_group: Tensor
-    ) -> list[Scores]:
-        """Return the scores of each group.
+    ) -> dict[str, list[float]]:
+        """Return the scores of all groups, a column [G] for each metric.
 
         Args:
             states: [G, S] states of the groups.
@@ -206,10 +206,29 @@ class MetricSet:
                 columns[pooled.name] = [
                     pooled.of_all(values[index]) if len(index) else float("nan") for index in rows
                 ]
-        return [
-            Scores(int(count), {name: columns[name][index] for name in self.order})
-            for index, count in enumerate(examples.tolist())
-        ]
+        return {name: columns[name] for name in self.order}
+
+    def scores(
+        self, states: Tensor, examples: Tensor, kept: Tensor, kept_group: Tensor
+    ) -> list[Scores]:
+        """Return the scores of each group; for the arguments see `columns`."""
+        columns = self.columns(states, examples, kept, kept_group)
+        return scores_of_columns(examples.tolist(), columns)
+
+
+def scores_of_columns(
+    examples: Sequence[float], columns: Mapping[str, Sequence[float]]
+) -> list[Scores]:
+    """Return the scores of each group.
+
+    Args:
+        examples: [G] numbers of examples.
+        columns: [G] values of each metric.
+    """
+    return [
+        Scores(int(count), {name: column[index] for name, column in columns.items()})
+        for index, count in enumerate(examples)
+    ]
 
 
 def make_metric_set(
