@@ -264,13 +264,13 @@ def page(file: Path) -> str:
         [
             "# Time to accuracy with slow clients",
             "",
-            "Written by `python benchmarks/realtime.py NAME --page FILE`, from the rows that it "
-            "made. 100 clients (Dirichlet 0.3, at least 5 examples), 20 of which train at a time, "
-            "counted equally. A local step takes a virtual second at speed 1, messages take none; "
-            "speeds are log-normal with sigma 1. Mean and sample standard deviation of up to "
-            f"{len(SEEDS)} seeds, over those that reached the target. *Steps* are those of the "
-            "server, *trainings* the clients whose updates it took, *age* the mean staleness of "
-            "these. With 3 seeds a difference of less than about two standard deviations says "
+            "Written by `python benchmarks/realtime.py NAME --page FILE`, from the rows that it",
+            "made. 100 clients (Dirichlet 0.3, at least 5 examples), 20 of which train at a time,",
+            "counted equally. A local step takes a virtual second at speed 1, messages take none;",
+            "speeds are log-normal with sigma 1. Mean and sample standard deviation of up to",
+            f"{len(SEEDS)} seeds, over those that reached the target. *Steps* are those of the",
+            "server, *trainings* the clients whose updates it took, *age* the mean staleness of",
+            "these. With 3 seeds a difference of less than about two standard deviations says",
             "nothing.",
             "",
             *(section(rows, name) for name in PROBLEMS if any(key[0] == name for key in rows)),
