@@ -265,10 +265,10 @@ def test_after_an_interrupt_nobody_is_left() -> None:
 def test_after_a_failed_start_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, begun = Workers._start_worker, []
 
-    def second_fails(self: Workers) -> object:
+    def second_fails(self: Workers, device: str) -> object:
         if begun:
             raise BlockingIOError("no more processes")
-        begun.append(begin(self))
+        begun.append(begin(self, device))
         return begun[0]
 
     monkeypatch.setattr(Workers, "_start_worker", second_fails)

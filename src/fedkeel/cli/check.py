@@ -45,7 +45,9 @@ def check(
     )
     print(f"local        {record.local}")
     print(f"cohort       {record.participation}")
-    print(f"engine       {record.engine.kind}, {counted(record.engine.workers, 'process')}")
+    engine = record.engine
+    where = f" on {', '.join(engine.devices)}" if engine.devices else ""
+    print(f"engine       {engine.kind}, {counted(engine.workers, 'process')}{where}")
     for way, parts in (("down", needs.down), ("up", needs.up)):
         sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
         models = f"{sum(parts.values()) / model.bytes:.2f} x model ({sizes})"

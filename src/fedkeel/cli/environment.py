@@ -55,7 +55,7 @@ def environment_text() -> str:
     from fedkeel.runner.manifest import environment
 
     facts = environment()
-    free, commit = free_memory(), _commit()
+    free, commit, gpus = free_memory(), _commit(), range(torch.cuda.device_count())
     lines = {
         "fedkeel": f"{__version__} commit {commit}" if commit else __version__,
         "installed": _without_home(str(Path(__file__).parents[1])),
@@ -63,7 +63,7 @@ def environment_text() -> str:
         "system": f"{_system()}, {platform.platform()}",
         "processor": f"{facts.processor}, {facts.cores} cores for this process",
         "memory": "unknown" if free is None else f"{format_bytes(free)} free",
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none for torch",
+        "gpu": ", ".join(map(torch.cuda.get_device_name, gpus)) or "none for torch",
         "threads": str(torch.get_num_threads()),
     }
     packages = {name: _version(name) for name in _packages()}

@@ -112,8 +112,8 @@ def export(
     experiment = read_experiment(path, preset, settings)
     for module in write(experiment, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
-    if experiment.engine.device == "cuda":
-        say(console, "nodes train on the processor: engine.device is ignored")
+    if experiment.engine.device == "cuda" or experiment.engine.devices:
+        say(console, "nodes train on the processor: engine.device and engine.devices are ignored")
     say(console, f"app     {out}")
     say(console, f"next    {out / 'README.md'}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -202,6 +203,10 @@ class Engine(Settings):
             ``auto``: on a GPU where there is one, but for short runs of kind ``auto``.
             ``sequential`` trains on a GPU only with ``cuda``. The server's part stays on the
             processor. Dropout draws other numbers on a GPU.
+        devices: devices of this machine over which ``vectorized`` spreads the clients of a round,
+            with a process for each: such as ``["cuda:0", "cuda:1"]``, or ``all`` for each GPU that
+            torch finds; a device may be named twice. It stands in place of `device` and `workers`,
+            and kind ``auto`` takes ``vectorized`` then.
         address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
         dtype: type of parameters and inputs.
         precision: what the factors of products and convolutions are rounded to, whose sums stay
@@ -221,6 +226,7 @@ class Engine(Settings):
     workers: int | None = Field(None, ge=1)
     parallel_clients: int | None = Field(None, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: Literal["all"] | tuple[str, ...] | None = None
     address: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "float32"
@@ -243,7 +249,33 @@ class Engine(Settings):
             )
         if self.dtype == "float64" and self.precision != "float32":
             raise ValueError(f"'{self.precision}' is for dtype 'float32', and this is 'float64'")
+        self._check_devices()
         return self
+
+    def _check_devices(self) -> None:
+        if self.devices is None:
+            return
+        if self.kind not in ("auto", "vectorized"):
+            raise ValueError(f"'devices' is for kind 'vectorized', and this is kind {self.kind!r}")
+        if self.device != "auto" or self.workers is not None:
+            other = "workers" if self.device == "auto" else "device"
+            raise ValueError(
+                f"'devices' and '{other}' are both given: 'devices' has a process for each device"
+            )
+        if self.devices == "all":
+            return
+        if not self.devices:
+            raise ValueError("'devices' names no device")
+        for name in self.devices:
+            if name != "cpu" and not re.fullmatch(r"cuda:\d{1,3}", name):
+                raise ValueError(
+                    f"'devices' has {name!r}, which is neither 'cpu' nor like 'cuda:0'"
+                )
+        if len({name.partition(":")[0] for name in self.devices}) > 1:
+            raise ValueError(
+                "'devices' mixes processors and GPUs, whose results differ by rounding: which "
+                "clients train where is not the same in each run"
+            )
 
 
 class Compare(Settings):

@@ -1,4 +1,4 @@
-"""The device on which clients train: a GPU where there is one and the model runs on it."""
+"""The devices on which clients train: a GPU where there is one and the model runs on it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ def choose_device(requested: config.Engine, setup: TrainingSetup) -> tuple[str, 
     is_reference = requested.kind == "sequential" and requested.device != "cuda"
     if requested.device == "cpu" or is_reference or requested.kind in ("workers", "ray"):
         return "cpu", []
+    names = named_devices(requested)
+    if names and names[0] == "cpu":
+        return "cpu", []
+    is_required = requested.device == "cuda" or bool(names)
     if torch.cuda.is_available():
-        error = device_error(setup, torch.device("cuda"))
-        if error and requested.device == "cuda":
+        error = device_error(setup, torch.device(names[0] if names else "cuda"))
+        if error and is_required:
             raise RunError(
                 "The model or its loss does not run on a GPU.",
                 got=error,
@@ -34,13 +38,42 @@ def choose_device(requested: config.Engine, setup: TrainingSetup) -> tuple[str, 
             return "cpu", [f"clients are not trained on the GPU: {error}"]
         return "cuda", []
     if requested.device == "cuda":
-        raise RunError(
-            "There is no GPU that torch can use.",
-            got=f"torch {torch.__version__}",
-            expected="torch.cuda.is_available()",
-            do="install a build of torch for CUDA, or set engine.device = 'cpu'",
-        )
+        raise _no_gpu("set engine.device = 'cpu'")
     return "cpu", []
+
+
+def named_devices(requested: config.Engine) -> list[str]:
+    """Return the devices over which a round is spread, empty where none are asked for.
+
+    Raises:
+        RunError: torch does not find one of them.
+    """
+    if requested.devices is None or requested.devices == ("cpu",) * len(requested.devices):
+        return list(requested.devices or ())
+    count = torch.cuda.device_count()
+    found = [f"cuda:{index}" for index in range(count)]
+    if not found:
+        raise _no_gpu("leave out engine.devices")
+    if requested.devices == "all":
+        return found
+    for name in requested.devices:
+        if name not in found:
+            raise RunError(
+                f"There is no device {name!r} on this machine.",
+                got=f"engine.devices = {list(requested.devices)}",
+                expected=f"among {', '.join(found)}",
+                do="name devices that are there, or set engine.devices = 'all'",
+            )
+    return list(requested.devices)
+
+
+def _no_gpu(do: str) -> RunError:
+    return RunError(
+        "There is no GPU that torch can use.",
+        got=f"torch {torch.__version__}",
+        expected="torch.cuda.is_available()",
+        do=f"install a build of torch for CUDA, or {do}",
+    )
 
 
 def device_error(setup: TrainingSetup, device: torch.device) -> str:

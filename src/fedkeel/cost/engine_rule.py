@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.device import choose_device
+from fedkeel.cost.device import choose_device, named_devices
 from fedkeel.cost.work import Work, run_work
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared, learning_rate
@@ -104,8 +104,8 @@ class EngineRule:
             return
         if self._count == 1:
             self._device, self._device_reasons = choose_device(requested, prepared.setup)
-        on_gpu = self._device == "cuda"
-        if requested.kind == "auto" and not self._obstacle and not on_gpu:
+        is_open = requested.kind == "auto" and requested.devices is None
+        if is_open and not self._obstacle and self._device == "cpu":
             self._obstacle, self._hindered = _obstacle(prepared), prepared.plan.expression
         if not self._obstacle:
             self._pads = self._pads and establish(prepared.setup).pads
@@ -142,23 +142,28 @@ class EngineRule:
         if _is_exact(work, requested):
             return _exact_choice(choice, requested, work)
         device, reasons = self._device, self._device_reasons
-        if requested.kind == "auto" and device == "cpu":
+        devices = named_devices(requested)[:cohort]
+        if requested.kind == "auto" and device == "cpu" and not devices:
             who = "" if self._count == 1 else f"{self._hindered}: "
             reasons = [*reasons, who + self._obstacle] if self._obstacle else reasons
             if self._obstacle or work.seconds < SHORT_RUN_SECONDS or work.multiply_adds > LONG_STEP:
                 return _exact_choice(replace(choice, reasons=reasons), requested, work)
-        if device == "cuda":  # one process keeps a GPU busy
+        if devices:
+            workers = len(devices)
+        elif device == "cuda":  # one process keeps a GPU busy
             workers = workers if requested.workers else 1
-        is_dispatched = requested.workers or work.round_seconds >= DISPATCHED_GROUP_SECONDS
-        workers = workers if is_dispatched else 1
+        is_fixed = requested.workers is not None or bool(devices)
+        if not is_fixed and work.round_seconds < DISPATCHED_GROUP_SECONDS:
+            workers = 1
         size = requested.parallel_clients
         size = min(size or _group_size(prepared, work, workers, device, self._pads), cohort)
         return replace(
             choice,
             kind="vectorized",
-            workers=workers if requested.workers else min(workers, math.ceil(cohort / size)),
+            workers=workers if is_fixed else min(workers, math.ceil(cohort / size)),
             parallel_clients=size,
             device=device,
+            devices=devices,
             reasons=reasons,
         )
 
@@ -169,7 +174,7 @@ def _may_use_gpu(requested: config.Engine) -> bool:
 
 def _is_exact(work: Work, requested: config.Engine) -> bool:
     """Return whether the work alone decides that `auto` compiles no steps."""
-    if requested.kind != "auto" or requested.device == "cuda":
+    if requested.kind != "auto" or requested.device == "cuda" or requested.devices is not None:
         return False
     is_short = work.seconds < SHORT_RUN_SECONDS
     return is_short or (work.multiply_adds > LONG_STEP and not _may_use_gpu(requested))
@@ -201,6 +206,8 @@ def kept_engine(previous: EngineChoice, requested: config.Engine) -> EngineChoic
     is_open = requested.kind == "vectorized" and requested.parallel_clients is None
     if requested.kind != "auto" and not (is_open and previous.kind == "vectorized"):
         return None
+    if requested.devices is not None:
+        return _on_devices(previous, named_devices(requested))
     if previous.device == "cuda" and requested.device == "cpu":
         return None
     if previous.device == "cuda" and not torch.cuda.is_available():
@@ -210,9 +217,26 @@ def kept_engine(previous: EngineChoice, requested: config.Engine) -> EngineChoic
             do="set engine.device = 'cpu' to go on nevertheless",
         )
     if requested.workers != 1:
-        return previous
+        return _with_found_devices(previous)
     kind = "sequential" if previous.kind in ("workers", "ray") else previous.kind
-    return replace(previous, kind=kind, workers=1, address=None)
+    return replace(previous, kind=kind, workers=1, devices=[], address=None)
+
+
+def _on_devices(previous: EngineChoice, devices: list[str]) -> EngineChoice | None:
+    """Return an engine spread over other devices of its kind, None where its bits were others."""
+    device = devices[0].partition(":")[0]
+    if (previous.kind, previous.device) != ("vectorized", device):
+        return None
+    return replace(previous, devices=devices, workers=len(devices))
+
+
+def _with_found_devices(previous: EngineChoice) -> EngineChoice:
+    """Return an engine without the GPUs that are no longer there."""
+    found = {"cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))}
+    devices = [name for name in previous.devices if name in found]
+    if previous.devices and not devices:
+        devices = ["cuda:0"]
+    return replace(previous, devices=devices, workers=len(devices) or previous.workers)
 
 
 def _exact_choice(choice: EngineChoice, requested: config.Engine, work: Work) -> EngineChoice:

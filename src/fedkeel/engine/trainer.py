@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fedkeel.clock import Clock
@@ -80,6 +81,13 @@ class Trainer(Protocol):
         """Train clients; with `sums`, their updates may come added up."""
 
 
+class MovableTrainer(Trainer, Protocol):
+    """A trainer of which each process makes one on its own device."""
+
+    def on(self, device: torch.device, processes: int) -> Trainer:
+        """Return a trainer of the same clients on a device, whose memory some processes share."""
+
+
 class SequentialTrainer:
     """A `Trainer` that trains one client after the other.
 
@@ -93,6 +101,10 @@ class SequentialTrainer:
         self.is_queued = False
         varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
+
+    def on(self, device: torch.device, processes: int) -> Trainer:
+        """Return itself: it trains on the processor, one client after the other."""
+        return self
 
     def __call__(
         self,

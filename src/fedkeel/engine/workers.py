@@ -1,5 +1,7 @@
 """The workers engine: processes of one thread each, which share buffers with this process.
 
+They train on processors, or each on a device of its own.
+
 The server's message is written into shared memory once. Each worker trains its clients and writes
 their rows, so the server finds the updates stacked; only a few numbers go through pipes. A worker
 that dies is replaced and its clients are trained again: rows and states of a round are taken only
@@ -12,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -40,9 +43,12 @@ from fedkeel.engine.process.forking import (
 )
 from fedkeel.engine.process.interrupts import ignore_ctrl_c, is_end_requested
 from fedkeel.engine.process.malloc import keep_freed_memory
-from fedkeel.engine.process.numerics import set_numerics
+from fedkeel.engine.process.numerics import set_numerics, use_device
 from fedkeel.engine.process.shared_memory import Allocate, fork_shared_memory, shared_segment
 from fedkeel.engine.process.work_items import (
+    DEVICE_SUMS,
+    MAX_SUMS,
+    EvaluateItem,
     TrainItem,
     WorkItem,
     WorkQueue,
@@ -52,9 +58,10 @@ from fedkeel.engine.process.work_items import (
     work_error,
 )
 from fedkeel.engine.round_buffers import RoundBuffers
+from fedkeel.engine.shared_message import SharedMessage
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.record import RowCodec
-from fedkeel.engine.trainer import SequentialTrainer, Trainer
+from fedkeel.engine.trainer import MovableTrainer, SequentialTrainer, Trainer
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import Tree
@@ -62,9 +69,10 @@ from fedkeel.tree import Tree
 
 @dataclass
 class _Worker:
-    """A worker process, the core on which it wakes, and the item that it is working on."""
+    """A worker process, its device, the core on which it wakes, and its present item."""
 
     child: ChildProcess
+    device: str
     core: int | None
     item: WorkItem | None = None
 
@@ -74,12 +82,12 @@ class _Shared:
     """What this process and its workers both hold."""
 
     setup: TrainingSetup
-    message: Buffers
+    message: SharedMessage
     round_buffers: RoundBuffers
     states: Buffers
     kept: Buffers
     pictures: Buffers
-    trainer: Trainer
+    trainer: MovableTrainer
 
     def states_of(self, split: Split) -> Tensor:
         return (self.pictures if split == "pictures" else self.states).tensors["rows"]
@@ -97,8 +105,10 @@ class Workers(KeepsClientStates):
         start: how processes start, None for `start_method`. ``spawn`` pickles the model once for
             each process.
         file: file of client state; None keeps it in memory.
-        trainer: trains clients side by side; None trains them one by one.
+        trainer: trains clients side by side, on the processor in this process; None trains them
+            one by one.
         codec: stores some of the clients' state in compact form; None stores it as it is.
+        devices: where processes train, in turn; of one type.
     """
 
     def __init__(
@@ -111,8 +121,9 @@ class Workers(KeepsClientStates):
         start: StartMethod | None = None,
         *,
         file: Path | None = None,
-        trainer: Trainer | None = None,
+        trainer: MovableTrainer | None = None,
         codec: RowCodec | None = None,
+        devices: Sequence[str] = ("cpu",),
     ) -> None:
         self._start_method: StartMethod = start or start_method()
         allocate = fork_shared_memory if self._start_method == "fork" else shared_segment
@@ -121,7 +132,7 @@ class Workers(KeepsClientStates):
         shared = shared_state(message, setup.training.personal_params)
         self._shared = _Shared(
             setup=setup,
-            message=Buffers(specs_of(shared), None, allocate),
+            message=SharedMessage(specs_of(shared), allocate),
             round_buffers=RoundBuffers(setup, spec, capacity, allocate, file, sums, codec=codec),
             states=_table(rows, setup.metrics.state_size, allocate),
             kept=_table(kept, setup.metrics.kept_size, allocate),
@@ -134,10 +145,12 @@ class Workers(KeepsClientStates):
         )
         self.clients = self._shared.round_buffers.clients
         self.reasons: list[str] = []
+        self._devices = [devices[index % len(devices)] for index in range(workers)]
+        self._on_gpu = torch.device(devices[0]).type != "cpu"
         self._workers: list[_Worker] = []
         try:
-            for _ in range(workers):
-                self._workers.append(self._start_worker())
+            for device in self._devices:
+                self._workers.append(self._start_worker(device))
         except BaseException:
             self._end(patience=0.0)
             raise
@@ -150,12 +163,11 @@ class Workers(KeepsClientStates):
         self._shared.message.write(message_state(message))
         jobs = self.clients.begin_round(clients)
         parallel_clients = self._shared.trainer.parallel_clients
-        self._work(
-            training_items(
-                setup, message, jobs, len(self._workers), parallel_clients, buffers.rows.summed
-            ),
-            report_progress,
+        sums, most_sums = buffers.rows.summed, DEVICE_SUMS if self._on_gpu else MAX_SUMS
+        items = training_items(
+            setup, message, jobs, len(self._workers), parallel_clients, sums, most_sums
         )
+        self._work(items, report_progress)
         return buffers.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
@@ -173,7 +185,9 @@ class Workers(KeepsClientStates):
             message["buffers"] = dict(buffers)
         self._shared.message.write(message)
         shards = cut_into_shards(setup, split)
-        self._work(evaluation_items(shards, split, len(self._workers)))
+        # a GPU has room for more examples in a forward pass than a processor's cache
+        of_pass = max(1, setup.eval_batch // setup.shard) if self._on_gpu else 1
+        self._work(evaluation_items(shards, split, len(self._workers), of_pass))
         kept = shards.examples if metrics_of(setup, split).kept_size else 0
         return Measured(
             self._shared.states_of(split)[: len(shards.group)].clone(),
@@ -189,16 +203,16 @@ class Workers(KeepsClientStates):
 
     # ---- worker processes -----------------------------------------------------------------------
 
-    def _start_worker(self) -> _Worker:
+    def _start_worker(self, device: str) -> _Worker:
         child = start_child(
             _serve,
-            [self._shared],
+            [self._shared, device, self._devices.count(device)],
             siblings=[worker.child.pipe for worker in self._workers],
             what="The model or its loss cannot be sent to worker processes.",
             do="define it at the top level of a module, or set engine.kind = 'sequential'",
             method=self._start_method,
         )
-        return _Worker(child, free_core(taken={worker.core for worker in self._workers}))
+        return _Worker(child, device, free_core(taken={worker.core for worker in self._workers}))
 
     def _end(self, patience: float) -> None:
         for worker in self._workers:
@@ -252,7 +266,7 @@ class Workers(KeepsClientStates):
         self._workers.remove(worker)
         if worker.item is not None:
             queue.retry(worker.item, f"exit code {code}", exit_reason(code))
-        replacement = self._start_worker()
+        replacement = self._start_worker(worker.device)
         self._workers.append(replacement)
         self._give(replacement, queue)
 
@@ -260,41 +274,66 @@ class Workers(KeepsClientStates):
 # ---- in a worker process ------------------------------------------------------------------------
 
 
-def _serve(shared: _Shared, pipe: Connection) -> None:
-    """Do work items until the pipe is closed."""
+def _serve(shared: _Shared, device: str, processes: int, pipe: Connection) -> None:
+    """Do work items until the pipe is closed; some processes share the device."""
     ignore_ctrl_c()
     set_numerics(shared.setup.precision)
     keep_freed_memory()
+    place = _Place(shared, torch.device(device), processes)
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             item = pipe.recv()
             try:
-                _do(shared, item)
-                pipe.send((None, shared.trainer.reasons))
+                place.work(item)
+                pipe.send((None, place.trainer.reasons))
             except Exception as error:
                 pipe.send((work_error(error, item), []))
     os._exit(0)
 
 
-def _do(shared: _Shared, item: WorkItem) -> None:
-    setup, message = shared.setup, shared.message.state()
-    if isinstance(item, TrainItem):
-        received = message_from_state(message, item.round, item.lr)
-        if item.is_survey:
+class _Place:
+    """Does work items on the device of a worker process, which some processes share."""
+
+    def __init__(self, shared: _Shared, device: torch.device, processes: int) -> None:
+        self._shared, self._device, self._processes = shared, device, processes
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What trains on the device, from the first item on."""
+        use_device(self._device)
+        return self._shared.trainer.on(self._device, self._processes)
+
+    def work(self, item: WorkItem) -> None:
+        """Do a work item, and write what comes of it into the shared memory."""
+        if isinstance(item, EvaluateItem):
+            self._evaluate(item)
+        elif item.is_survey:
+            state = self._shared.message.on(torch.device("cpu"))
+            received = message_from_state(state, item.round, item.lr)
             for job in item.jobs:
-                shared.round_buffers.answer_survey(received, job)
+                self._shared.round_buffers.answer_survey(received, job)
         else:
-            shared.round_buffers.train(shared.trainer, received, item.jobs)
-        return
-    received, params = message_from_state(message, 0, 0.0), evaluated_params(message)
-    buffers = received.buffers or setup.training.network.buffers
-    shards = cut_into_shards(setup, item.split)
-    for start in item.starts:
-        measured = evaluate_shard(setup, params, buffers, item.split, start)
-        shared.states_of(item.split)[shards.rows(start)] = measured.states
-        if metrics_of(setup, item.split).kept_size:
-            rows = slice(start, start + len(measured.kept))
-            shared.kept.tensors["rows"][rows] = measured.kept
+            trainer = self.trainer
+            received = message_from_state(
+                self._shared.message.on(self._device), item.round, item.lr
+            )
+            self._shared.round_buffers.train(trainer, received, item.jobs)
+
+    def _evaluate(self, item: EvaluateItem) -> None:
+        shared, setup, split = self._shared, self.trainer.placed, item.split
+        message = shared.message.on(self._device)
+        params = evaluated_params(message)
+        buffers = message_from_state(message, 0, 0.0).buffers or setup.training.network.buffers
+        shards = cut_into_shards(shared.setup, split)
+        for first in range(0, len(item.starts), item.shards):
+            starts = item.starts[first : first + item.shards]
+            of_pass = shards.size, len(starts)
+            measured = evaluate_shard(setup, params, buffers, split, starts[0], of_pass)
+            rows = slice(shards.rows(starts[0]).start, shards.rows(starts[-1]).stop)
+            shared.states_of(split)[rows] = measured.states
+            if metrics_of(setup, split).kept_size:
+                kept = slice(starts[0], starts[0] + len(measured.kept))
+                shared.kept.tensors["rows"][kept] = measured.kept
 
 
 def _table(rows: int, columns: int, allocate: Allocate) -> Buffers:

@@ -153,6 +153,7 @@ class EngineChoice:
         workers: number of processes, actors or nodes.
         parallel_clients: clients that the vectorized engine trains side by side.
         device: ``cpu`` or ``cuda``.
+        devices: where each process trains, where several devices are asked for.
         dtype: type of the parameters.
         precision: precision of products of matrices.
         asked: the kind that the settings ask for.
@@ -164,11 +165,17 @@ class EngineChoice:
     workers: Count = 1
     parallel_clients: Count | None = field(default=None, metadata=_OPTIONAL)
     device: str = field(default="", metadata=_OPTIONAL)
+    devices: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     dtype: str = "float32"
     precision: str = field(default="", metadata=_OPTIONAL)
     asked: str = "auto"
     address: str | None = field(default=None, metadata=_OPTIONAL)
     reasons: list[str] = field(default_factory=list, metadata=_OPTIONAL)
+
+    @property
+    def first_device(self) -> str:
+        """The device, or the first of several."""
+        return self.devices[0] if self.devices else self.device
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from fedkeel.records.run_record import BestModel
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.early_stopping import score_on_test
+from fedkeel.task.network import Network
+from fedkeel.tree import Tree
 
 PREFIX = "best/"
 """What the names of the best model's arrays in a checkpoint begin with."""
@@ -26,10 +28,13 @@ PREFIX = "best/"
 
 @dataclass(frozen=True)
 class _Best:
-    """The best row so far, and its model: None where a checkpoint of an old version lacks it."""
+    """The best row so far, and what its model has of its own beside a frozen base.
+
+    It is None where a checkpoint of an old version lacks it.
+    """
 
     row: BestModel
-    module: dict[str, Tensor] | None
+    changed: Tree | None
 
 
 class BestModelKeeper(Callback):
@@ -40,6 +45,7 @@ class BestModelKeeper(Callback):
     continued run chooses the same round.
 
     Args:
+        network: the model.
         federation: the clients.
         evaluation: when the model is evaluated.
         score: the metric by which models are judged.
@@ -48,6 +54,7 @@ class BestModelKeeper(Callback):
 
     def __init__(
         self,
+        network: Network,
         federation: Federation,
         evaluation: config.Evaluation,
         score: MetricInfo,
@@ -57,39 +64,42 @@ class BestModelKeeper(Callback):
         self._chosen_on: Literal["held-out clients", "test set"] = (
             "held-out clients" if held and evaluation.clients_every else "test set"
         )
+        self._network = network
         self._score, self._sources_needed = score, sources_needed
         self._best: _Best | None = None
 
     @property
     def record(self) -> BestModel | None:
         """The round of the best model, None where there is none."""
-        return None if self._best is None or self._best.module is None else self._best.row
+        return None if self._best is None or self._best.changed is None else self._best.row
 
     @property
     def module(self) -> dict[str, Tensor] | None:
         """The state dict of the best model, None where there is none."""
-        return None if self._best is None else self._best.module
+        if self._best is None or self._best.changed is None:
+            return None
+        return self._network.whole_state(self._best.changed)
 
     def on_evaluation(self, row: RoundRecord, model: GlobalModel) -> None:
         """Keep the model where it is the best so far."""
         if (better := self._better(row)) is not None:
-            self._best = _Best(better, model.state_dict())
+            self._best = _Best(better, self._network.changed_state(model.params, model.buffers))
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that a checkpoint needs."""
-        module = self.module or {}
-        return {PREFIX + name: tensor.contiguous().numpy() for name, tensor in module.items()}
+        changed = (self._best and self._best.changed) or {}
+        return {PREFIX + name: tensor.contiguous().numpy() for name, tensor in changed.items()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], rows: Sequence[RoundRecord]) -> None:
         """Take the best of the rows so far, with its model from a checkpoint."""
-        module = {
+        changed = {
             name.removeprefix(PREFIX): torch.from_numpy(array.copy())
             for name, array in arrays.items()
             if name.startswith(PREFIX)
         }
         for row in rows:
             if (better := self._better(row)) is not None:
-                self._best = _Best(better, module or None)
+                self._best = _Best(better, changed or None)
 
     def _better(self, row: RoundRecord) -> BestModel | None:
         """Return the record of a row that is better than the best so far, else None."""

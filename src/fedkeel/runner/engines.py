@@ -53,11 +53,20 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
         from fedkeel.engine.vectorized.engine import VectorizedTrainer
         from fedkeel.engine.vectorized.single_process import SingleProcess
 
-        trainer = VectorizedTrainer(setup, choice.parallel_clients or 1, choice.device or "cpu")
-        if count == 1:
+        parallel, devices = choice.parallel_clients or 1, choice.devices or [choice.device or "cpu"]
+        if count == 1 and not choice.devices:
+            trainer = VectorizedTrainer(setup, parallel, devices[0])
             return SingleProcess(setup, spec, capacity, trainer, file=file, codec=codec)
         return Workers(
-            setup, spec, capacity, message, count, file=file, trainer=trainer, codec=codec
+            setup,
+            spec,
+            capacity,
+            message,
+            count,
+            file=file,
+            trainer=VectorizedTrainer(setup, parallel),
+            codec=codec,
+            devices=devices,
         )
     if kind == "sequential" and choice.device == "cuda":
         from fedkeel.engine.vectorized.engine import one_by_one

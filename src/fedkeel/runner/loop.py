@@ -73,13 +73,12 @@ class Run:
         sources = len(np.unique(split_examples(self._setup, "test").groups()))
         needed = smallest_count(self._settings.flower.quorum, sources)
         score = self._setup.metrics.score
-        self._best = BestModelKeeper(
-            self._setup.federation, self._settings.evaluation, score, needed
-        )
+        network, federation = self._setup.training.network, self._setup.federation
+        self._best = BestModelKeeper(network, federation, self._settings.evaluation, score, needed)
         early_stopping = EarlyStopping(self._settings.stop, score, needed)
         self._models: ClientModels | None = None  # where each client has its own
         best = [] if self._setup.training.shares_nothing else [self._best]
-        self._observer = Observer(prepared, record.engine.device)
+        self._observer = Observer(prepared, record.engine.first_device)
         self._spending = BudgetKeeper(prepared.budget)
         self._callbacks = CallbackList([self._spending, early_stopping, *best, *callbacks])
         self._training = Training(prepared, self._callbacks)

@@ -123,7 +123,11 @@ def can_fork() -> bool:
 def single_process(engine: config.Engine) -> config.Engine:
     """Return an engine with the same bits that starts no other processes."""
     kind = "sequential" if engine.kind in ("workers", "ray") else engine.kind
-    return engine.model_copy(update={"kind": kind, "workers": 1, "address": None})
+    alone: dict[str, str | int | None] = {"kind": kind, "workers": 1, "address": None}
+    if engine.devices is not None:
+        device = "cpu" if "cpu" in engine.devices else "cuda"
+        alone |= {"kind": "vectorized", "devices": None, "device": device}
+    return engine.model_copy(update=alone)
 
 
 def _read_finished(request: RunRequest, display: ProgressDisplay) -> RunOutcome | None:

@@ -165,17 +165,32 @@ class Network:
         return {k: v.detach() for k, v in self._train.state_dict(keep_vars=True).items()}
 
     def state_dict(self, params: Tree, buffers: Tree) -> Tree:
-        """Return the module's state dict with these parameters and buffers.
+        """Return the module's state dict with copies of these parameters and buffers.
 
-        Frozen parameters have their initial values. A tensor with several names has an entry for
-        each.
+        Frozen parameters have their initial values, and are not copied. A tensor with several names
+        has an entry for each.
+        """
+        return self.whole_state(self.changed_state(params, buffers))
+
+    def changed_state(self, params: Tree, buffers: Tree) -> Tree:
+        """Return the entries of the state dict that these parameters and buffers have, as copies.
+
+        A large frozen base is none of them.
         """
         first_name = {id(p): name for name, p in self._train.named_parameters()}
         state: Tree = {}
         for name, initial in self._train.state_dict(keep_vars=True).items():
             tensor = params.get(first_name.get(id(initial), name), buffers.get(name))
-            state[name] = (initial if tensor is None else tensor).detach().to("cpu", copy=True)
+            if tensor is not None:
+                state[name] = tensor.detach().to("cpu", copy=True)
         return state
+
+    def whole_state(self, changed: Tree) -> Tree:
+        """Return the state dict with some of its entries; all others are the network's own."""
+        return {
+            name: changed[name] if name in changed else initial.to("cpu")
+            for name, initial in self.initial_state().items()
+        }
 
     def describe(self) -> str:
         """Return a text of all that decides what the network computes, except its numbers.

@@ -10,6 +10,7 @@ from torch import nn
 
 from engine.vectorized.test_engine import ALIKE, Dropped, net, ready
 from fedkeel.conformance.small_federation import SmallFederation
+from fedkeel.engine.vectorized.memory import COMPILED, USABLE, MemoryBound
 from fedkeel.runner.start import start
 from fedkeel.tree import Tree
 from method.players import ENTRIES
@@ -98,3 +99,26 @@ def test_mixed_precision_on_a_gpu_is_near_float32(entry: str, chunk: int) -> Non
     assert not found.record.engine.reasons, found.record.engine.reasons
     close(exact.params, found.params, 2e-2)
     assert any(not torch.equal(exact.params[k], found.params[k]) for k in exact.params)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_two_processes_on_one_card_are_the_sequential_engine(method: str) -> None:
+    exact = start(ready(method=method))
+    engine = {"kind": "vectorized", "devices": ["cuda:0", "cuda:0"], "parallel_clients": 2}
+    found = start(ready(method=method, engine=engine))
+    assert found.record.engine.workers == 2
+    assert not found.record.engine.reasons, found.record.engine.reasons
+    close(exact.params, found.params, 1e-10)
+    assert found.rows[-1].test["loss"] == pytest.approx(exact.rows[-1].test["loss"])
+
+
+def test_clients_on_a_gpu_are_bounded_by_a_measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def room_for_two(memory: MemoryBound) -> int:
+        assert memory._client_bytes > 0
+        return int(2.5 * COMPILED * memory._client_bytes / USABLE)
+
+    exact = start(ready())
+    monkeypatch.setattr(MemoryBound, "free", room_for_two)
+    found = start(ready(engine={**GPU, "parallel_clients": 5}))
+    assert "at most 2 clients" in found.record.engine.reasons[0]
+    close(exact.params, found.params, 1e-10)

@@ -47,6 +47,12 @@ def set_numerics(precision: Precision) -> None:
         write(value)
 
 
+def use_device(device: torch.device) -> None:
+    """Let this process start its work on a GPU, where it is one that is named by its number."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def _switch(owner: Any) -> _Switch:  # noqa: ANN401
     if hasattr(owner, "fp32_precision"):
         return lambda: owner.fp32_precision, lambda value: setattr(owner, "fp32_precision", value)

@@ -24,6 +24,11 @@ MAX_SUMS = 128
 memory, and leaves enough work items for as many workers."""
 
 
+DEVICE_SUMS = 24
+"""The same where GPUs train them, from which each sum is copied: 24 are cut evenly for 2, 3, 4, 6
+and 8 GPUs."""
+
+
 @dataclass(frozen=True)
 class TrainItem:
     """Clients to train, or to survey.
@@ -49,10 +54,17 @@ class TrainItem:
 
 @dataclass(frozen=True)
 class EvaluateItem:
-    """Shards of an evaluation, each by the index of its first example."""
+    """Shards of an evaluation, each by the index of its first example.
+
+    Args:
+        split: what is evaluated.
+        starts: of the shards, which follow one another.
+        shards: how many are measured in one forward pass.
+    """
 
     split: Split
     starts: tuple[int, ...]
+    shards: int = 1
 
     def __str__(self) -> str:
         return "an evaluation"
@@ -118,6 +130,7 @@ def training_items(
     workers: int,
     parallel_clients: int,
     sums: bool,
+    most_sums: int = MAX_SUMS,
 ) -> list[TrainItem]:
     """Cut the training of a round: into client groups, or into decreasing parts of single clients.
 
@@ -130,6 +143,7 @@ def training_items(
         workers: number of workers.
         parallel_clients: about how many clients are trained side by side.
         sums: whether the updates of a work item are added up.
+        most_sums: sums that the round leaves, at most, where clients are trained one by one.
     """
     local, sizes = setup.training.local, setup.federation.sizes
     examples = [
@@ -141,7 +155,7 @@ def training_items(
     if is_divisible:
         cuts = decreasing_cuts(costs, workers)
     elif parallel_clients == 1:
-        cuts = equal_cuts(costs, MAX_SUMS)
+        cuts = equal_cuts(costs, most_sums)
     else:
         cuts = equal_cuts(costs, math.ceil(len(costs) / parallel_clients))
     return [
@@ -156,10 +170,17 @@ def survey_items(message: Message, jobs: Sequence[ClientJob], workers: int) -> l
     return [TrainItem(message.round, message.lr, tuple(jobs[a:b]), is_survey=True) for a, b in cuts]
 
 
-def evaluation_items(shards: Shards, split: Split, workers: int) -> list[WorkItem]:
-    """Cut an evaluation."""
-    cuts = decreasing_cuts([1] * len(shards.starts), workers)
-    return [EvaluateItem(split, tuple(shards.starts[a:b])) for a, b in cuts]
+def evaluation_items(
+    shards: Shards, split: Split, workers: int, shards_of_pass: int = 1
+) -> list[WorkItem]:
+    """Cut an evaluation, between two forward passes."""
+    passes = math.ceil(len(shards.starts) / shards_of_pass)
+    return [
+        EvaluateItem(
+            split, tuple(shards.starts[a * shards_of_pass : b * shards_of_pass]), shards_of_pass
+        )
+        for a, b in decreasing_cuts([1] * passes, workers)
+    ]
 
 
 def decreasing_cuts(costs: Sequence[int], workers: int) -> list[tuple[int, int]]:

@@ -30,6 +30,7 @@ from fedkeel.engine.vectorized.batching import ClientGroup, GroupBatches, Traini
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, NeedsAllExamples, SharedInputs
 from fedkeel.engine.vectorized.facts import SetupFacts, establish
 from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
+from fedkeel.engine.vectorized.memory import MemoryBound, uncompiled
 from fedkeel.engine.vectorized.strategy import ONE_BY_ONE, Strategy
 from fedkeel.engine.vectorized.transfers import to_device, with_counts_on_host
 from fedkeel.method.checks import explain_errors
@@ -60,6 +61,7 @@ class VectorizedTrainer:
         placed: `setup` with network and data on the device, if there is one already.
         facts: what is known about the setup, if it has been established already.
         strategy: how clients are trained at first; None for the fastest way that facts allow.
+        processes: how many processes share the memory of the device.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class VectorizedTrainer:
         placed: TrainingSetup | None = None,
         facts: SetupFacts | None = None,
         strategy: Strategy | None = None,
+        processes: int = 1,
     ) -> None:
         self.device = torch.device(device)
+        self._memory = MemoryBound(self.device, processes)
         self.placed = placed or setup.on(self.device)
         self.facts = facts or establish(setup)
         self.strategy = strategy or Strategy.choose(self.facts, parallel_clients)
@@ -92,6 +96,18 @@ class VectorizedTrainer:
         """Leave compiled functions behind: another process compiles its own."""
         device = str(self.device)
         return VectorizedTrainer, (self._setup, self.parallel_clients, device, None, self.facts)
+
+    def on(self, device: torch.device, processes: int) -> VectorizedTrainer:
+        """Return a trainer of the same clients on a device that some processes share."""
+        placed = self.placed if device == self.device else None
+        return VectorizedTrainer(
+            self._setup,
+            self.parallel_clients,
+            str(device),
+            placed,
+            self.facts,
+            processes=processes,
+        )
 
     @property
     def parallel_clients(self) -> int:
@@ -119,6 +135,8 @@ class VectorizedTrainer:
         with torch.random.fork_rng(devices=devices), torch.no_grad():
             while waiting and self.strategy.is_compiled:
                 group, rest = self._next_group(waiting)
+                if not self._fits(message, group, read):
+                    continue
                 refusal: CannotCompile | None = None
                 try:
                     done = self._train(message, group, read, clock, sums)
@@ -154,6 +172,25 @@ class VectorizedTrainer:
         fewer = f"at most {self.parallel_clients} clients are trained side by side"
         change = fewer if self.strategy.is_compiled else "steps are not compiled"
         self.reasons.append(f"{change}: more does not fit into memory")
+
+    def _fits(self, message: Message, group: ClientGroup, read: ReadRecord) -> bool:
+        """Return whether a group fits into memory; where it does not, groups get smaller."""
+
+        def two_clients() -> None:
+            pair = group[:2]
+            data = self._client_data(message, pair, read)
+            shared, batches = self._begin(message, pair, self.facts.pads)
+            loop = uncompiled(self._training)
+            data, local = loop.start(shared, data, batches.distinct_examples())
+            loop.step(shared, data, local, batches.batch(0, 2, 2))
+
+        width = max(max(sizes) for sizes in group.batch_sizes)
+        fitting = self._memory.clients(len(group), width, two_clients)
+        if fitting == len(group):
+            return True
+        self.strategy = replace(self.strategy, parallel_clients=fitting)
+        self.reasons.append(self._memory.reason(fitting))
+        return False
 
     # ---- where tensors lie ------------------------------------------------------------------
 
