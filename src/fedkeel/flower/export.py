@@ -63,7 +63,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
             name of the app's package.
     """
     plan = parse(experiment.method, weights=experiment.weights)
-    refuse_virtual_time(experiment, plan)
+    refuse_virtual_time(experiment)
     if experiment.flower.secure_aggregation:
         refuse_single_updates(plan)
     builder(experiment.model.name)

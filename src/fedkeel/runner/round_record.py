@@ -62,6 +62,7 @@ def round_record(
         faults=traffic.faults,
         virtual_seconds=due.seconds,
         staleness=[] if staleness is None else [int(age) for age in staleness[is_used]],
+        staleness_seconds=[] if due.ages is None else due.ages[is_used].tolist(),
     )
 
 

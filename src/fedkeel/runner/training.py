@@ -22,6 +22,7 @@ from fedkeel.runner.callbacks import CallbackList
 from fedkeel.system.asynchronous import Asynchronous
 from fedkeel.system.make import make_schedule
 from fedkeel.system.schedule import Due, Untimed
+from fedkeel.system.trainings import Trainings
 
 
 class Training:
@@ -30,11 +31,14 @@ class Training:
     Args:
         prepared: the run.
         callbacks: are told how far a round is.
+        trainings: those of nodes, for a server that does not wait; None simulates them.
     """
 
-    def __init__(self, prepared: Prepared, callbacks: CallbackList) -> None:
+    def __init__(
+        self, prepared: Prepared, callbacks: CallbackList, trainings: Trainings | None = None
+    ) -> None:
         self._prepared, self._callbacks = prepared, callbacks
-        self._schedule = make_schedule(prepared)
+        self._schedule = make_schedule(prepared, trainings)
         self._arrivals: Arrivals | None = None  # where the server does not wait
         if isinstance(self._schedule, Asynchronous):
             self._arrivals = Arrivals(prepared, self._schedule)
@@ -47,11 +51,15 @@ class Training:
     @property
     def start_seconds(self) -> float | None:
         """Virtual time before the first round; None where no time is counted."""
+        if isinstance(self._schedule, Asynchronous):
+            return self._schedule.trainings.virtual_seconds
         return None if isinstance(self._schedule, Untimed) else 0.0
 
-    def due(self, round: int) -> Due:
-        """Return whose replies the server takes in its step `round`, counted from 0."""
-        return self._schedule.due(round)
+    def due(self, message: Message) -> Due:
+        """Return whose replies the server takes in the step after it has made a message."""
+        if self._arrivals is not None:
+            return self._arrivals.due(message)
+        return self._schedule.due(message.round)
 
     def survey(self, engine: Engine, message: Message, cohort: Selection) -> Message:
         """Return the message with the clients' mean answer to what the method asks them first."""

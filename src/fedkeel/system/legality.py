@@ -63,18 +63,12 @@ def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
         )
 
 
-def refuse_virtual_time(settings: Run, plan: Plan) -> None:
-    """Refuse virtual time, and a server that does not wait, where clients are real nodes.
+def refuse_virtual_time(settings: Run) -> None:
+    """Refuse virtual time where clients are real nodes.
 
     Raises:
         ConfigError: with what to do.
     """
-    if plan.policy is not None:
-        raise ConfigError(
-            f"{plan.policy.name} runs in a simulation, and not in a federation of nodes yet.",
-            why="rounds with nodes wait for their clients",
-            do="drop it; flower.enough and flower.deadline_seconds say how long a round waits",
-        )
     if settings.system is not None or settings.stop.hours is not None:
         raise ConfigError(
             "Virtual time is for simulations: nodes take the time that they take.",

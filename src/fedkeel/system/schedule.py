@@ -35,11 +35,14 @@ class Due:
             before.
         versions: [K] the rounds that were complete when each of them was sent the model.
         seconds: virtual time at which the server makes its step; None where no time is counted.
+        ages: [K] seconds since each of them was sent the model, virtual ones where time is counted;
+            None where the server waits for its cohort.
     """
 
     cohort: Selection
     versions: Ints
     seconds: float | None = None
+    ages: Floats | None = None
 
 
 class Schedule(Protocol):
