@@ -168,7 +168,7 @@ class Run:
         lr = learning_rate(self._settings, self._setup.training, server.round)
         message = server_message(plan, server, lr)
         due = self._training.due(message)
-        clock.lap("sampling")
+        clock.lap("train" if self._training.is_waiting else "sampling")
         if plan.surveys and len(due.cohort.clients):
             message = self._training.survey(engine, message, due.cohort)
             clock.lap("train.survey")
@@ -190,7 +190,7 @@ class Run:
         if trained.remote is not None and trained.remote.lost and plan.client_sum_parts:
             self._server = reset_client_sums(plan, result.server, self._prepared.population)
         measured = self._observer.observe(engine, message, trained, result, self._rows, clock.lap)
-        self._training.commit(engine, trained, result.clients)
+        self._training.commit(engine, trained, result.clients, result.server.round)
         self._table.put(result)
         clock.lap("server")
         self._record_round(engine, due, message, trained, result, measured)

@@ -51,6 +51,7 @@ from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
 from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
+from fedkeel.runner.selection import check_selection
 from fedkeel.secure.legality import check_secure_aggregation
 from fedkeel.system.devices import files_digest
 from fedkeel.system.legality import check_system
@@ -225,6 +226,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         budget=budget,
         attack=attack,
     )
+    check_selection(prepared)
     if settings.system is not None or prepared.plan.policy is not None:
         make_schedule(prepared)  # refuses what the settings of time cannot be used for
     key = _key(prepared, digests_of_modules(user_parts), augment.text)
@@ -520,6 +522,7 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
     for name in _DESCRIBED_OTHERWISE:
         settings.pop(name, None)
     settings.pop("weights")  # those that are used are below
+    settings["cohort"] = prepared.settings.cohort.decisive()
     engine = prepared.settings.engine
     settings["engine"] = {"dtype": engine.dtype}
     if engine.precision != "float32":

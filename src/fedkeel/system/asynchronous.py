@@ -44,9 +44,10 @@ class Asynchronous:
                 expected=f"at most {len(clients)}",
                 why="each client has one update in the buffer at most",
             )
-        if cohort.sampling == "poisson":
+        if cohort.sampling == "poisson" or cohort.by_losses:
             raise ConfigError(
-                "cohort.sampling = 'poisson' draws cohorts, and the server does not wait for any.",
+                f"cohort.sampling = {cohort.sampling!r} draws cohorts, and the server waits for "
+                "none.",
                 do="set cohort.sampling = 'uniform'",
             )
         self._is_idle = np.isin(np.arange(len(sizes)), clients)  # and may train

@@ -63,12 +63,19 @@ def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
         )
 
 
-def refuse_virtual_time(settings: Run) -> None:
-    """Refuse virtual time where clients are real nodes.
+def refuse_on_nodes(settings: Run) -> None:
+    """Refuse what only a simulation has: virtual time, and cohorts by losses.
 
     Raises:
         ConfigError: with what to do.
     """
+    if settings.cohort.by_losses:
+        raise ConfigError(
+            f"cohort.sampling = {settings.cohort.sampling!r} is for simulations.",
+            why="the cohorts of nodes depend on the seed alone, so that each node can tell what a "
+            "run is going to ask of it",
+            do="set cohort.sampling = 'uniform'",
+        )
     if settings.system is not None or settings.stop.hours is not None:
         raise ConfigError(
             "Virtual time is for simulations: nodes take the time that they take.",
