@@ -36,20 +36,7 @@ class Asynchronous:
     ) -> None:
         self.trainings = trainings
         self._cohort, self._sizes, self._seed, self._size = cohort, sizes, seed, buffer
-        clients = selectable(cohort, sizes, seed)
-        if buffer > len(clients):
-            raise ConfigError(
-                "The server waits for more updates than there are clients.",
-                got=f"a buffer of {buffer}, and {counted(len(clients), 'client')} that may train",
-                expected=f"at most {len(clients)}",
-                why="each client has one update in the buffer at most",
-            )
-        if cohort.sampling == "poisson" or cohort.by_losses:
-            raise ConfigError(
-                f"cohort.sampling = {cohort.sampling!r} draws cohorts, and the server waits for "
-                "none.",
-                do="set cohort.sampling = 'uniform'",
-            )
+        clients = check_buffer(cohort, sizes, seed, buffer)
         self._is_idle = np.isin(np.arange(len(sizes)), clients)  # and may train
         self._draws = 0
 
@@ -105,3 +92,25 @@ class Asynchronous:
         )
         self.trainings.begin(round, chosen, draw)
         self._is_idle[np.union1d(chosen.clients, chosen.dropped)] = False
+
+
+def check_buffer(cohort: Cohort, sizes: Ints, seed: int, buffer: int) -> Ints:
+    """Return the clients that may train for a server that does not wait.
+
+    Raises:
+        ConfigError: the buffer never gets full, or cohorts are drawn in a way that needs rounds.
+    """
+    clients = selectable(cohort, sizes, seed)
+    if buffer > len(clients):
+        raise ConfigError(
+            "The server waits for more updates than there are clients.",
+            got=f"a buffer of {buffer}, and {counted(len(clients), 'client')} that may train",
+            expected=f"at most {len(clients)}",
+            why="each client has one update in the buffer at most",
+        )
+    if cohort.sampling == "poisson" or cohort.by_losses:
+        raise ConfigError(
+            f"cohort.sampling = {cohort.sampling!r} draws cohorts, and the server waits for none.",
+            do="set cohort.sampling = 'uniform'",
+        )
+    return clients

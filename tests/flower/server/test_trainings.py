@@ -14,13 +14,15 @@ from flwr.app import Message
 
 import fedkeel as fk
 from fedkeel.config import Flower
-from fedkeel.errors import TrainingError
+from fedkeel.errors import CompositionError, ConfigError, TrainingError
 from fedkeel.flower.protocol import TRAIN, Request
+from fedkeel.flower.strategy import Method
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
+from fedkeel.system.legality import refuse_on_nodes
 from fedkeel.system.trainings import Event, VirtualTrainings
 from in_process_grid import (
     InProcessGrid,
@@ -238,3 +240,18 @@ def test_a_server_that_was_killed_asks_again_and_finds_the_states(tmp_path: Path
     assert [row.round for row in again.rows] == list(range(10))
     assert faults(again) == {}
     assert again.rows[saved.round + 1].staleness == [0, 0]  # what was on its way is forgotten
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+def test_what_does_not_go_with_nodes_or_with_rounds_is_refused() -> None:
+    with pytest.raises(CompositionError, match="fedbuff cannot be run with secure aggregation"):
+        prepared("fedbuff(buffer=2)", flower=Flower(secure_aggregation=True))
+    with pytest.raises(CompositionError, match="does not wait for the clients"):
+        Method("fedbuff(buffer=2)", clients=4)
+    by_losses = prepared(cohort=fk.Cohort(clients=2, sampling="oort")).settings
+    with pytest.raises(ConfigError, match="cohorts of nodes depend on the seed alone"):
+        refuse_on_nodes(by_losses)
+    with pytest.raises(ConfigError, match="Virtual time is for simulations"):
+        refuse_on_nodes(prepared("fedasync", system=SLOW).settings)
