@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 import fedkeel as fk
 from fedkeel.config import Flower
@@ -154,20 +154,28 @@ def test_a_step_is_made_of_a_quorum_where_no_more_can_come(tmp_path: Path) -> No
 
 
 def test_wrong_replies_are_left_out_and_second_ones_dropped(tmp_path: Path) -> None:
-    """Node 0 sends nonsense at first, and node 1 sends each reply twice."""
+    """Node 0 replies for another round, node 1 sends each reply twice, and node 2 sends NaN."""
     run = prepared("scaffold+fedbuff(buffer=2)", per_round=3, rounds=12, flower=IMPATIENT)
     grid = TwiceGrid(make_nodes(run, tmp_path, nodes=6))
-    first, second = sorted(grid.nodes)[:2]
+    first, second, third = sorted(grid.nodes)[:3]
+    grid.edits[third] = lambda kind, reply: not_finite(reply) if kind == TRAIN else reply
     grid.edits[first] = lambda kind, reply: (
         changed(reply, round=header_of(reply)["round"] + 1) if kind == TRAIN else reply
     )
     grid.twice = second
     result = run_on_nodes(run, grid)
-    assert all(0 not in row.clients for row in result.rows)
+    assert all({0, 2}.isdisjoint(row.clients) for row in result.rows)
     assert any(1 in row.clients for row in result.rows)
     found = faults(result)
+    assert found.pop("sent NaN or infinity") == {2}
     assert all(reason.startswith("A reply belongs to another round") for reason in found)
     assert set().union(*found.values()) == {0}
+
+
+def not_finite(reply: RecordDict) -> RecordDict:
+    (name,) = [key for key in reply if key.startswith("tensors-")]
+    arrays = {k: Array(array.numpy() * np.nan) for k, array in reply[name].items()}
+    return RecordDict({**reply, name: ArrayRecord(arrays)})
 
 
 @dataclass

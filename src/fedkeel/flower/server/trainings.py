@@ -192,6 +192,10 @@ class NodeTrainings:
             self._traffic.add_fault("began before a client lost its state: dropped", [client])
         else:
             self._taken.take(reply, asked.request)
+        result = self._taken.results.get(client)
+        if result is not None and not result.reply.finite:  # a step may have no other update
+            self._traffic.add_fault("sent NaN or infinity", [client])
+            self._taken.drop(client)
         if client not in self._taken.results:
             self._lose(client, version, asked.began)
             return
