@@ -134,6 +134,5 @@ def run_on_nodes(
     prepared: Prepared, grid: Grid, out: Path | None = None, resume: bool = False
 ) -> Result:
     """Return the result of a whole run on the nodes of a grid."""
-    return start(
-        prepared, out, resume, engine=node_clients(prepared, grid, prepared.settings.flower)
-    )
+    engine = node_clients(prepared, grid, prepared.settings.flower)
+    return start(prepared, out, resume, engine=engine, trainings=engine.trainings)

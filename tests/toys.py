@@ -177,6 +177,8 @@ def prepared(
     name: str = "toy",
     privacy: fk.Privacy | None = None,
     weights: str | None = None,
+    system: fk.System | None = None,
+    flower: config.Flower | None = None,
     **engine: object,
 ) -> Prepared:
     """Prepare a run of a method on the toy federation."""
@@ -194,6 +196,8 @@ def prepared(
         engine=config.build(config.Engine, values, "test"),
         privacy=privacy,
         weights=weights,
+        system=system,
+        flower=flower or config.Flower(),
     )
     more = {} if loss is None else {"loss": loss}
     data = clients or federation()

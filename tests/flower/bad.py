@@ -30,6 +30,8 @@ def bad(message: Message, context: Context, go_on) -> Message:  # type: ignore[n
     way, memory = ways.get(str(round), "good"), Path(str(node["state"])) / f"{node['partition-id']}"
     memory.mkdir(parents=True, exist_ok=True)
     (memory / f"began-{round}").touch()
+    if "slow" in node:
+        wait_for_steps(Path(str(node["slow"])))
     if way == "hangs":
         (memory / "pid").write_text(str(os.getpid()))
         time.sleep(10_000)
@@ -48,6 +50,17 @@ def bad(message: Message, context: Context, go_on) -> Message:  # type: ignore[n
     if round == 0:
         (memory / "reply").write_bytes(pickle.dumps(reply.content))
     return Message(damaged(reply.content, way), reply_to=message)
+
+
+def wait_for_steps(rows: Path, steps: int = 3) -> None:
+    """Wait until the server has made some more steps: ``slow="FILE"`` names its rows."""
+
+    def count() -> int:
+        return rows.read_bytes().count(b"\n") if rows.exists() else 0
+
+    first, end = count(), time.monotonic() + 120
+    while count() < first + steps and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def damaged(content: RecordDict, way: str) -> RecordDict:

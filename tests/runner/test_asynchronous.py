@@ -119,6 +119,8 @@ def test_two_clients_of_speeds_1_and_3_settle_where_the_closed_form_says(tmp_pat
     z = (y + r * slow) / (1 + r)
     assert [row.clients[0] for row in result.rows[1:9]] == [1, 1, 1, 0, 1, 1, 1, 0]
     assert [row.staleness[0] for row in result.rows[1:9]] == [0, 0, 0, 3, 1, 0, 0, 3]
+    assert result.rows[4].staleness_seconds == pytest.approx([1.0])
+    assert result.rows[5].staleness_seconds == pytest.approx([1 / 3.001])
     assert result.rows[-1].clients == [0]
     assert float(result.params["theta"]) == pytest.approx(z, abs=1e-9)
     assert not np.isclose(z, (slow + fast) / 2)  # who is fast counts more

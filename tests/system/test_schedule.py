@@ -16,6 +16,7 @@ from fedkeel.system.asynchronous import Asynchronous
 from fedkeel.system.availability import Diurnal, Sessions, Trace, make_availability
 from fedkeel.system.devices import Devices, make_devices
 from fedkeel.system.schedule import Synchronous, Timing
+from fedkeel.system.trainings import VirtualTrainings
 from fedkeel.system.work import ClientWork
 
 INF = np.inf
@@ -33,6 +34,10 @@ def timing(speeds: list[float], settings: System | None = None, **work: float) -
 
 def sizes(count: int) -> np.ndarray:
     return np.full(count, 5)
+
+
+def asynchronous(timing: Timing, cohort: Cohort, sizes: np.ndarray, buffer: int) -> Asynchronous:
+    return Asynchronous(VirtualTrainings(timing), cohort, sizes, timing.seed, buffer)
 
 
 # --- devices ---------------------------------------------------------------------------------
@@ -125,7 +130,7 @@ def test_the_server_waits_for_a_client_that_may_be_selected(tmp_path: Path, samp
     rows = (f"{k},{50 if k == last else 0},100\n" for k in range(4))
     file.write_text("client,start,end\n" + "".join(rows))
     when = timing([1.0] * 4, System(availability="trace", trace=str(file)))
-    for server in (Synchronous(when, cohort, counts), Asynchronous(when, cohort, counts, 1)):
+    for server in (Synchronous(when, cohort, counts), asynchronous(when, cohort, counts, 1)):
         due = server.due(0)
         assert (due.cohort.clients.tolist(), due.seconds) == ([last], 62.0)
 
@@ -208,7 +213,7 @@ def simulated(speeds: list[float], buffer: int, steps: int) -> list[tuple[float,
 @pytest.mark.parametrize("buffer", [1, 2, 4])
 def test_events_come_in_the_order_of_their_time(buffer: int) -> None:
     speeds = [1.0, 1.7, 2.3, 7.1, 0.4]
-    server = Asynchronous(timing(speeds), Cohort(), sizes(5), buffer)
+    server = asynchronous(timing(speeds), Cohort(), sizes(5), buffer)
     for step, (now, clients, versions) in enumerate(simulated(speeds, buffer, 40)):
         due = server.due(step)
         assert due.seconds == pytest.approx(now)
@@ -219,7 +224,7 @@ def test_other_clients_take_the_place_of_those_that_are_done_or_lost() -> None:
     settings = System(jitter=0.5)
     speeds = np.exp(generator(0, "test").standard_normal(30)).tolist()
     cohort = Cohort(clients=8, dropout=0.3)
-    server = Asynchronous(timing(speeds, settings), cohort, sizes(30), 3)
+    server = asynchronous(timing(speeds, settings), cohort, sizes(30), 3)
     seen, lost, last = set(), 0, 0.0
     for step in range(60):
         due = server.due(step)
@@ -227,24 +232,24 @@ def test_other_clients_take_the_place_of_those_that_are_done_or_lost() -> None:
         assert (due.versions <= step).all()
         assert due.seconds is not None
         assert due.seconds >= last
-        assert len(server._events) <= 8
-        assert server.versions_in_flight <= set(range(step + 1))
+        assert len(server.trainings._events) <= 8
+        assert server.trainings.versions <= set(range(step + 1))
         seen |= set(due.cohort.clients.tolist())
         lost += len(due.cohort.dropped)
         last = due.seconds
     assert len(seen) == 30
     assert lost > 30
-    again = Asynchronous(timing(speeds, settings), cohort, sizes(30), 3)
+    again = asynchronous(timing(speeds, settings), cohort, sizes(30), 3)
     again.resume(59, None)
     assert str(again.due(59)) == str(due)
 
 
 def test_a_buffer_that_never_gets_full_is_refused() -> None:
     with pytest.raises(ConfigError, match="more updates than there are clients"):
-        Asynchronous(timing([1.0] * 4), Cohort(), sizes(4), 5)
+        asynchronous(timing([1.0] * 4), Cohort(), sizes(4), 5)
     with pytest.raises(ConfigError, match="poisson"):
-        Asynchronous(timing([1.0] * 4), Cohort(sampling="poisson"), sizes(4), 1)
+        asynchronous(timing([1.0] * 4), Cohort(sampling="poisson"), sizes(4), 1)
     settings = System(availability="sessions", hours_on=1e-5, hours_off=1e-3)
-    server = Asynchronous(timing([1.0] * 2, settings), Cohort(), sizes(2), 1)
+    server = asynchronous(timing([1.0] * 2, settings), Cohort(), sizes(2), 1)
     with pytest.raises(RunError, match="No client finishes"):
         server.due(0)

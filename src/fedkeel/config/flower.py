@@ -14,10 +14,11 @@ class Flower(Settings):
     """How rounds are run in a Flower federation. Results depend on it only where nodes fail.
 
     Args:
-        deadline_seconds: time that a round, or an evaluation, waits for its clients.
-        quorum: share of the selected clients that have to reply by then, in (0, 1]. With fewer the
-            run stops, and can go on later. The score of an evaluation on fewer nodes is recorded,
-            and ends no run by `stop`.
+        deadline_seconds: time that a round, or an evaluation, waits for its clients. For `fedbuff`
+            and `fedasync`, time after which another client trains in the place of a silent one.
+        quorum: share of the selected clients, or of a buffer, that have to reply by then, in
+            (0, 1]. With fewer the run stops, and can go on later. The score of an evaluation on
+            fewer nodes is recorded, and ends no run by `stop`.
         enough: share of the selected clients whose replies end a round, in (0, 1]. With less than 1
             (over-selection) more clients are selected than needed, and the first to reply count. An
             evaluation by nodes waits for all of them, until the deadline: see `evaluation.every`.

@@ -100,6 +100,17 @@ class Model(Settings):
         return args
 
 
+Sampling = Literal["uniform", "examples", "fixed", "poisson", "power_of_choice", "oort"]
+"""How the clients of a round are chosen."""
+
+_ONLY_FOR: Mapping[str, Sampling] = {
+    "candidates": "power_of_choice",
+    "exploration": "oort",
+    "preferred_seconds": "oort",
+    "slowness_exponent": "oort",
+}
+
+
 class Cohort(Settings):
     """Who takes part in a round.
 
@@ -109,24 +120,50 @@ class Cohort(Settings):
         clients: number of clients in each round, in place of `participation`.
         sampling: ``uniform`` without replacement; ``examples``: without replacement, with
             probability in proportion to the number of examples; ``fixed``: drawn uniformly once,
-            the same clients in every round; or ``poisson``: each client by itself with probability
-            K / C, so that K is the expected number and a round may have none.
+            the same clients in every round; ``poisson``: each client by itself with probability
+            K / C, so that K is the expected number and a round may have none; or by what is known
+            of the clients' losses, see the guide on real time: ``power_of_choice`` or ``oort``.
         dropout: probability that a selected client does not report, in [0, 1).
         new_clients: number of clients that no round selects, drawn once: their scores show what a
             client gets that joins later. All else here counts the other clients alone.
+        candidates: for ``power_of_choice``, d: how many clients are asked for their loss in each
+            round; None for twice those of a round, as far as there are so many.
+        exploration: for ``oort``, share of a round's clients that have never trained, in the first
+            round, in [0, 1]. It falls by 2 % a round, down to 0.2.
+        preferred_seconds: for ``oort``, T: a client whose round takes t > T seconds of virtual time
+            counts (T / t) ** `slowness_exponent` times as much; None for the median of all clients.
+        slowness_exponent: for ``oort``, see there, >= 0.
     """
 
     participation: float | None = Field(None, gt=0.0, le=1.0)
     clients: int | None = Field(None, ge=1)
-    sampling: Literal["uniform", "examples", "fixed", "poisson"] = "uniform"
+    sampling: Sampling = "uniform"
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     new_clients: int = Field(0, ge=0)
+    candidates: int | None = Field(None, ge=1)
+    exploration: float = Field(0.9, ge=0.0, le=1.0)
+    preferred_seconds: float | None = Field(None, gt=0.0)
+    slowness_exponent: float = Field(2.0, ge=0.0)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.participation is not None and self.clients is not None:
             raise ValueError("give 'participation' or 'clients', not both")
+        for name, sampling in _ONLY_FOR.items():
+            is_set = getattr(self, name) != type(self).model_fields[name].default
+            if is_set and self.sampling != sampling:
+                raise ValueError(f"'{name}' is for sampling = {sampling!r} alone")
         return self
+
+    @property
+    def by_losses(self) -> bool:
+        """Whether the clients of a round depend on losses, and not on the seed alone."""
+        return self.sampling in ("power_of_choice", "oort")
+
+    def decisive(self) -> dict[str, Any]:
+        """Return the settings that decide who takes part."""
+        names = {name for name, sampling in _ONLY_FOR.items() if self.sampling != sampling}
+        return self.model_dump(mode="json", exclude=names)
 
     def size(self, population: int) -> int:
         """Return K, the number of clients selected in each round of `population` clients.

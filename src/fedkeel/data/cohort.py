@@ -7,6 +7,7 @@ sees the same clients, also after a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -24,10 +25,19 @@ class Selection:
     Args:
         clients: those that report, ascending; may be empty.
         dropped: those that were selected and do not report, ascending.
+        candidates: those that were asked for their loss before, ascending; None where nobody was.
     """
 
     clients: Ints
     dropped: Ints
+    candidates: Ints | None = None
+
+
+class Select(Protocol):
+    """Selects the clients of a round."""
+
+    def __call__(self, round: int, among: Ints | None = None) -> Selection:
+        """Return the clients of a round, `among` those that can be reached; None for all."""
 
 
 def select(
@@ -82,10 +92,31 @@ def select(
     else:
         chosen = random.choice(population, count, replace=False, shuffle=False)
     chosen = present[np.sort(chosen)].astype(np.int64, copy=False)
+    return with_dropouts(settings, chosen, seed, round, draw)
+
+
+def with_dropouts(
+    settings: Cohort,
+    chosen: Ints,
+    seed: int,
+    round: int,
+    draw: int = 0,
+    candidates: Ints | None = None,
+) -> Selection:
+    """Return clients, ascending, apart from those that drop out; see `select`."""
     drops = np.zeros(len(chosen), dtype=np.bool_)
     if settings.dropout > 0:
         drops = generator(seed, "dropout", round, draw).random(len(chosen)) < settings.dropout
-    return Selection(chosen[~drops], chosen[drops])
+    return Selection(chosen[~drops], chosen[drops], candidates)
+
+
+def select_by_seed(settings: Cohort, sizes: Ints, seed: int) -> Select:
+    """Return what selects the clients of rounds by settings, sizes and seed alone."""
+
+    def by_seed(round: int, among: Ints | None = None) -> Selection:
+        return select(settings, sizes, seed, round, among=among)
+
+    return by_seed
 
 
 def selectable(settings: Cohort, sizes: Ints, seed: int) -> Ints:

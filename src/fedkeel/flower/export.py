@@ -16,7 +16,7 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.method.grammar import parse
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
-from fedkeel.system.legality import refuse_virtual_time
+from fedkeel.system import legality
 from fedkeel.task.models import builder
 from fedkeel.user_code import working_directory_first
 from fedkeel.version import __version__
@@ -63,7 +63,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
             name of the app's package.
     """
     plan = parse(experiment.method, weights=experiment.weights)
-    refuse_virtual_time(experiment, plan)
+    legality.refuse_on_nodes(experiment)
     if experiment.flower.secure_aggregation:
         refuse_single_updates(plan)
     builder(experiment.model.name)

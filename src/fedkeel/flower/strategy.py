@@ -299,7 +299,13 @@ def _is_statistic(name: str) -> bool:
 
 
 def _refuse_client_roles(plan: Plan) -> None:
-    """Refuse a method that changes what clients do or send."""
+    """Refuse a method that changes what clients do or send, or when the server makes a step."""
+    if plan.policy is not None:
+        raise CompositionError(
+            f"{plan.policy.name!r} does not wait for the clients, and Flower's rounds do.",
+            got=plan.expression,
+            do="use fedkeel.flower.apps at both ends, or a method of rounds",
+        )
     allowed = {name for role, name in ROLES.items() if role in SERVER_ROLES}
     for part in plan.parts:
         others = [role for role in roles_of(part) if role not in allowed]

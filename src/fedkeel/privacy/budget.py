@@ -61,9 +61,9 @@ class Schedule:
         population = len(self.sizes) - self.cohort.new_clients
         size = self.cohort.size(len(self.sizes))
         sampling = self.cohort.sampling
-        if sampling == "examples":
+        if sampling == "examples" or self.cohort.by_losses:
             raise ConfigError(
-                "cohort.sampling = 'examples' has no account of privacy.",
+                f"cohort.sampling = {sampling!r} has no account of privacy.",
                 why="how often a client is drawn depends on the data of all others",
                 do="set cohort.sampling = 'poisson' or 'uniform'",
             )

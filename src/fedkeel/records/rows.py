@@ -100,6 +100,7 @@ class RoundRecord:
             and not in rounds.jsonl, where no time is counted.
         staleness: for each of `clients`, the steps that the server had made since it sent the
             client the model; empty, and not in rounds.jsonl, where the server waits.
+        staleness_seconds: the same in seconds: of virtual time in a simulation, else of real time.
     """
 
     round: Count
@@ -125,6 +126,7 @@ class RoundRecord:
     epsilon: float | None = None
     virtual_seconds: Finite | None = None
     staleness: list[Count] = field(default_factory=list)
+    staleness_seconds: list[Finite] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -167,7 +169,7 @@ class RoundRecord:
         row = asdict(self)
         row["test"] = _flat(row["test"])
         row["sources"] = {name: _flat(scores) for name, scores in row["sources"].items()}
-        for name in ("epsilon", "virtual_seconds", "staleness"):
+        for name in ("epsilon", "virtual_seconds", "staleness", "staleness_seconds"):
             if row[name] in (None, []):
                 del row[name]
         return json.dumps(finite_values(row)) + "\n"

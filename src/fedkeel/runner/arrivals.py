@@ -30,8 +30,9 @@ PREFIX = "versions/"
 class Arrivals:
     """Trains clients when their replies are due, and keeps the models that they were sent.
 
-    What a client makes of a model does not depend on when it is trained, so that clients which
-    began at one model, and whose replies are due for one step, are trained together.
+    What a client makes of a model does not depend on when it is trained. So in a simulation,
+    clients which began at one model, and whose replies are due for one step, are trained together
+    at that moment. Nodes have trained by then.
 
     Args:
         prepared: a run whose method has a server policy.
@@ -42,10 +43,20 @@ class Arrivals:
         self._prepared, self._schedule = prepared, schedule
         self._messages: dict[int, Message] = {}
 
+    def due(self, message: Message) -> Due:
+        """Return whose replies the server takes in its next step.
+
+        Args:
+            message: what it sends from now on.
+        """
+        self._messages[message.round] = message
+        self._schedule.trainings.offer(message)
+        return self._schedule.due(message.round)
+
     def train(
         self, engine: Engine, server: Server, message: Message, due: Due, tick: ReportProgress
     ) -> TrainedCohort:
-        """Train the clients of a step; their new state counts at once.
+        """Return the replies of a step; the clients' new state counts at once.
 
         Args:
             engine: runs them.
@@ -54,35 +65,37 @@ class Arrivals:
             due: whose replies are due, and from which models.
             tick: called with the number of clients that have been trained since the last call.
         """
-        self._messages[message.round] = message
-        clients, groups = due.cohort.clients, []
+        trainings = self._schedule.trainings
+        if trainings.is_remade:
+            trained = self._trained_now(engine, due, tick)
+        else:
+            trained = _apart(engine.train(message, due.cohort.clients, tick))
+            engine.commit(trained, self._counting(trained.replies))
+        replies = self._as_policy_wants(trained.replies, server, due)
+        needed = trainings.versions
+        self._messages = {k: m for k, m in self._messages.items() if k in needed}
+        return replace(trained, replies=replies)
+
+    def _trained_now(self, engine: Engine, due: Due, tick: ReportProgress) -> TrainedCohort:
+        """Train the clients of a step in a simulation, together where they began together."""
+        groups = []
         for version in np.unique(due.versions).tolist():
-            sent = self._messages[version]
-            trained = engine.train(sent, clients[due.versions == version], tick)
-            trained = replace(trained, replies=self._received(trained.replies, server, sent))
+            clients = due.cohort.clients[due.versions == version]
+            trained = _apart(engine.train(self._messages[version], clients, tick))
             engine.commit(trained, self._counting(trained.replies))
             groups.append(trained)
-        needed = self._schedule.versions_in_flight
-        self._messages = {k: m for k, m in self._messages.items() if k in needed}
         return _joined(groups)
 
-    def _received(self, replies: Replies, server: Server, sent: Message) -> Replies:
-        """Return replies, apart from an engine's buffers, as the policy takes them."""
-        policy, update = self._prepared.plan.policy, dict(replies.update)
-        staleness = np.full(len(replies.clients), server.round - sent.round, dtype=np.int64)
-        update = {name: t.clone() for name, t in update.items()}
-        if policy is not None and policy.updates_from_present and staleness.any():
-            update = {
-                name: t + (sent.params[name] - server.params[name]) for name, t in update.items()
-            }
-        return replace(
-            replies,
-            update=update,
-            buffers={name: t.clone() for name, t in replies.buffers.items()},
-            uploads={k: tree.map_tensors(torch.clone, v) for k, v in replies.uploads.items()},
-            finite=replies.finite.copy(),
-            staleness=staleness,
-        )
+    def _as_policy_wants(self, replies: Replies, server: Server, due: Due) -> Replies:
+        """Return replies with their staleness, and as moves from the model that the policy says."""
+        staleness, policy = server.round - due.versions, self._prepared.plan.policy
+        update = dict(replies.update)
+        if policy is not None and policy.updates_from_present:
+            for version in np.unique(due.versions[staleness > 0]).tolist():
+                sent, rows = self._messages[version], torch.from_numpy(due.versions == version)
+                for name, moves in update.items():
+                    moves[rows] += sent.params[name] - server.params[name]
+        return replace(replies, update=update, staleness=staleness)
 
     def _counting(self, replies: Replies) -> Ints:
         """Return the clients whose new state counts, as the server's round decides it."""
@@ -90,7 +103,9 @@ class Arrivals:
         return replies.clients[replies.finite & (weights > 0.0)]
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Return the models that clients train from, for a checkpoint."""
+        """Return the models that clients train from, for a checkpoint of a simulation."""
+        if not self._schedule.trainings.is_remade:
+            return {}
         return {
             f"{PREFIX}{version}/{path}": tensor.contiguous().numpy()
             for version, message in self._messages.items()
@@ -107,7 +122,7 @@ class Arrivals:
         Raises:
             RunError: a model is missing.
         """
-        for version in sorted(self._schedule.versions_in_flight):
+        for version in sorted(self._schedule.trainings.versions):
             saved = {
                 path: _saved(arrays, f"{PREFIX}{version}/{path}", tensor)
                 for path, tensor in tree.walk(message_state(like))
@@ -121,6 +136,21 @@ def _saved(arrays: Mapping[str, NDArray[Any]], path: str, like: Tensor) -> Tenso
     if path not in arrays or arrays[path].shape != tuple(like.shape):
         raise RunError(f"The checkpoint does not fit the run at {path}.")
     return torch.empty_like(like).copy_(torch.from_numpy(np.array(arrays[path])))
+
+
+def _apart(trained: TrainedCohort) -> TrainedCohort:
+    """Return replies apart from an engine's buffers."""
+    replies = trained.replies
+    return replace(
+        trained,
+        replies=replace(
+            replies,
+            update={name: t.clone() for name, t in replies.update.items()},
+            buffers={name: t.clone() for name, t in replies.buffers.items()},
+            uploads={k: tree.map_tensors(torch.clone, v) for k, v in replies.uploads.items()},
+            finite=replies.finite.copy(),
+        ),
+    )
 
 
 def _joined(groups: list[TrainedCohort]) -> TrainedCohort:
@@ -152,7 +182,6 @@ def _joined(groups: list[TrainedCohort]) -> TrainedCohort:
             update=tree.tensors(tensors([dict(r.update) for r in replies])),
             buffers=tree.tensors(tensors([dict(r.buffers) for r in replies])),
             uploads=tree.substates(tensors([dict(r.uploads) for r in replies])),
-            staleness=arrays(r.staleness for r in replies if r.staleness is not None),
         ),
         loss=arrays(g.loss for g in groups),
         steps=arrays(g.steps for g in groups),

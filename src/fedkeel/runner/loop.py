@@ -46,6 +46,7 @@ from fedkeel.runner.round_record import round_record
 from fedkeel.runner.server_table import ServerTable
 from fedkeel.runner.training import Training
 from fedkeel.system.schedule import Due
+from fedkeel.system.trainings import Trainings
 
 
 class Run:
@@ -57,6 +58,7 @@ class Run:
         folder: the run folder, None to stay in memory.
         callbacks: follow the run.
         engine: runs the clients in place of an engine on this machine.
+        trainings: those of its clients, where the server does not wait for them.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Run:
         folder: RunFolder | None = None,
         callbacks: Iterable[Callback] = (),
         engine: Engine | None = None,
+        trainings: Trainings | None = None,
     ) -> None:
         self._prepared, self._record, self._folder = prepared, record, folder
         self._settings, self._setup, self._plan = prepared.settings, prepared.setup, prepared.plan
@@ -81,7 +84,7 @@ class Run:
         self._observer = Observer(prepared, record.engine.first_device)
         self._spending = BudgetKeeper(prepared.budget)
         self._callbacks = CallbackList([self._spending, early_stopping, *best, *callbacks])
-        self._training = Training(prepared, self._callbacks)
+        self._training = Training(prepared, self._callbacks, trainings)
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
         self._stop_reason = ""
@@ -162,9 +165,9 @@ class Run:
         clock, plan, server = self._clock, self._plan, self._server
         clock.lap("records")  # of the round before
         lr = learning_rate(self._settings, self._setup.training, server.round)
-        due = self._training.due(server.round)
         message = server_message(plan, server, lr)
-        clock.lap("sampling")
+        due = self._training.due(message)
+        clock.lap("train" if self._training.is_waiting else "sampling")
         if plan.surveys and len(due.cohort.clients):
             message = self._training.survey(engine, message, due.cohort)
             clock.lap("train.survey")
@@ -186,7 +189,7 @@ class Run:
         if trained.remote is not None and trained.remote.lost and plan.client_sum_parts:
             self._server = reset_client_sums(plan, result.server, self._prepared.population)
         measured = self._observer.observe(engine, message, trained, result, self._rows, clock.lap)
-        self._training.commit(engine, trained, result.clients)
+        self._training.commit(engine, trained, result.clients, result.server.round)
         self._table.put(result)
         clock.lap("server")
         self._record_round(engine, due, message, trained, result, measured)

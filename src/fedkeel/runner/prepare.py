@@ -51,7 +51,9 @@ from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
 from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
+from fedkeel.runner.selection import check_selection
 from fedkeel.secure.legality import check_secure_aggregation
+from fedkeel.system.asynchronous import check_buffer
 from fedkeel.system.devices import files_digest
 from fedkeel.system.legality import check_system
 from fedkeel.system.make import make_schedule
@@ -225,8 +227,11 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         budget=budget,
         attack=attack,
     )
-    if settings.system is not None or prepared.plan.policy is not None:
+    check_selection(prepared)
+    if settings.system is not None:
         make_schedule(prepared)  # refuses what the settings of time cannot be used for
+    elif prepared.plan.policy is not None:
+        check_buffer(prepared.cohort, federation.sizes, prepared.server_seed, per_round)
     key = _key(prepared, digests_of_modules(user_parts), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
 
@@ -520,6 +525,7 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
     for name in _DESCRIBED_OTHERWISE:
         settings.pop(name, None)
     settings.pop("weights")  # those that are used are below
+    settings["cohort"] = prepared.settings.cohort.decisive()
     engine = prepared.settings.engine
     settings["engine"] = {"dtype": engine.dtype}
     if engine.precision != "float32":

@@ -15,6 +15,9 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.system.schedule import Due
 from fedkeel.tree import nbytes
 
+SELECTION, LOSS_BYTES = "selection", 8
+"""Name of what choosing the clients of a round costs, and the bytes of a client's loss."""
+
 
 def round_record(
     due: Due,
@@ -62,6 +65,7 @@ def round_record(
         faults=traffic.faults,
         virtual_seconds=due.seconds,
         staleness=[] if staleness is None else [int(age) for age in staleness[is_used]],
+        staleness_seconds=[] if due.ages is None else due.ages[is_used].tolist(),
     )
 
 
@@ -74,9 +78,14 @@ def _traffic(
     selected = len(cohort.clients) + len(cohort.dropped)
     down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
     down.update({part: nbytes(state) for part, state in message.broadcast.items()})
+    sent = {part: size * selected for part, size in down.items()}
+    received = {part: size * replied for part, size in bytes_up.items()}
+    if cohort.candidates is not None:  # the others have the model too, and all have sent a loss
+        sent[SELECTION] = sum(down.values()) * (len(cohort.candidates) - selected)
+        received[SELECTION] = LOSS_BYTES * len(cohort.candidates)
     return RemoteReport(
-        down={part: size * selected for part, size in down.items()},
-        up={part: size * replied for part, size in bytes_up.items()},
+        down=sent,
+        up=received,
         faults={},
         lost=[],
     )

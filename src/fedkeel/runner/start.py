@@ -24,6 +24,7 @@ from fedkeel.runner.loop import Run
 from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.result import Result
 from fedkeel.runner.warnings import values_not_seen
+from fedkeel.system.trainings import Trainings
 from fedkeel.version import __version__
 
 
@@ -34,6 +35,7 @@ def start(
     callbacks: Sequence[Callback] = (),
     engine: Engine | None = None,
     choice: EngineChoice | None = None,
+    trainings: Trainings | None = None,
 ) -> Result:
     """Make a run, continue it, or return it where it was finished before.
 
@@ -45,6 +47,7 @@ def start(
         engine: runs the clients in place of an engine on this machine.
         choice: the engine, as the record has it; None chooses one. A run of kind `auto` that goes
             on keeps its own.
+        trainings: those of the engine's clients, where the server does not wait for them.
 
     Raises:
         RunError: the folder holds another run, or an unfinished one and `resume` is not set, or
@@ -53,7 +56,7 @@ def start(
     """
     # The nodes of a federation may be threads of this process: they train, and take turns.
     with one_at_a_time() if engine is None else nullcontext():
-        return _start(prepared, out, resume, callbacks, engine, choice)
+        return _start(prepared, out, resume, callbacks, engine, choice, trainings)
 
 
 def _start(
@@ -63,10 +66,13 @@ def _start(
     callbacks: Sequence[Callback],
     engine: Engine | None,
     choice: EngineChoice | None,
+    trainings: Trainings | None,
 ) -> Result:
     if out is None:
         check_disk(prepared, None)
-        return Run(prepared, describe_run(prepared, choice), None, callbacks, engine).make()
+        return Run(
+            prepared, describe_run(prepared, choice), None, callbacks, engine, trainings
+        ).make()
     folder = RunFolder(out)
     text = config.to_toml(prepared.settings)
     before = _run_in(folder, prepared)
@@ -83,7 +89,7 @@ def _start(
             folder.clear()
             folder.start(record, text)
             _save_histogram(folder, prepared)
-            return Run(prepared, record, folder, callbacks, engine).make()
+            return Run(prepared, record, folder, callbacks, engine, trainings).make()
         if before.status == "finished":
             return _finished(folder, before, prepared, callbacks)
         if not resume:
@@ -95,7 +101,7 @@ def _start(
         record = describe_run(prepared, choice)
         folder.write_run(record)
         _save_histogram(folder, prepared)
-        return Run(prepared, record, folder, callbacks, engine).make(resume=True)
+        return Run(prepared, record, folder, callbacks, engine, trainings).make(resume=True)
 
 
 def _save_histogram(folder: RunFolder, prepared: Prepared) -> None:

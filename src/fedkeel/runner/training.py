@@ -19,9 +19,11 @@ from fedkeel.method.survey import add_mean_answers
 from fedkeel.runner.arrivals import Arrivals
 from fedkeel.runner.attack import under_attack
 from fedkeel.runner.callbacks import CallbackList
+from fedkeel.runner.selection import SelectionByLosses
 from fedkeel.system.asynchronous import Asynchronous
 from fedkeel.system.make import make_schedule
-from fedkeel.system.schedule import Due, Untimed
+from fedkeel.system.schedule import Due, Synchronous, Untimed
+from fedkeel.system.trainings import Trainings
 
 
 class Training:
@@ -30,11 +32,19 @@ class Training:
     Args:
         prepared: the run.
         callbacks: are told how far a round is.
+        trainings: those of nodes, for a server that does not wait; None simulates them.
     """
 
-    def __init__(self, prepared: Prepared, callbacks: CallbackList) -> None:
+    def __init__(
+        self, prepared: Prepared, callbacks: CallbackList, trainings: Trainings | None = None
+    ) -> None:
         self._prepared, self._callbacks = prepared, callbacks
-        self._schedule = make_schedule(prepared)
+        self._selection: SelectionByLosses | None = None
+        if prepared.cohort.by_losses and not prepared.is_baseline:
+            self._selection = SelectionByLosses(prepared)
+        self._schedule = make_schedule(prepared, trainings, self._selection)
+        if self._selection is not None and isinstance(self._schedule, Synchronous):
+            self._selection.seconds = self._schedule.seconds
         self._arrivals: Arrivals | None = None  # where the server does not wait
         if isinstance(self._schedule, Asynchronous):
             self._arrivals = Arrivals(prepared, self._schedule)
@@ -45,13 +55,24 @@ class Training:
         return self._arrivals is not None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether it is real time in which clients train that `due` takes."""
+        return isinstance(self._schedule, Asynchronous) and not self._schedule.trainings.is_remade
+
+    @property
     def start_seconds(self) -> float | None:
         """Virtual time before the first round; None where no time is counted."""
+        if isinstance(self._schedule, Asynchronous):
+            return self._schedule.trainings.virtual_seconds
         return None if isinstance(self._schedule, Untimed) else 0.0
 
-    def due(self, round: int) -> Due:
-        """Return whose replies the server takes in its step `round`, counted from 0."""
-        return self._schedule.due(round)
+    def due(self, message: Message) -> Due:
+        """Return whose replies the server takes in the step after it has made a message."""
+        if self._arrivals is not None:
+            return self._arrivals.due(message)
+        if self._selection is not None:
+            self._selection.message = message
+        return self._schedule.due(message.round)
 
     def survey(self, engine: Engine, message: Message, cohort: Selection) -> Message:
         """Return the message with the clients' mean answer to what the method asks them first."""
@@ -78,20 +99,27 @@ class Training:
         replies = engine.train(message, due.cohort.clients, tick)
         return under_attack(replies, self._prepared, message.round)
 
-    def commit(self, engine: Engine, trained: TrainedCohort, keep: Ints) -> None:
-        """Make the new state of the clients `keep` count, where it does not yet."""
+    def commit(self, engine: Engine, trained: TrainedCohort, keep: Ints, round: int) -> None:
+        """Make the new state of the clients `keep` of a round count, where it does not yet."""
+        if self._selection is not None:
+            self._selection.observe(trained, keep, round)
         if self._arrivals is None:
             engine.commit(trained, keep)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint has to hold beside the server's and the clients' state."""
-        return {} if self._arrivals is None else self._arrivals.snapshot()
+        keepers = (self._arrivals, self._selection)
+        return {
+            k: v for keeper in keepers if keeper is not None for k, v in keeper.snapshot().items()
+        }
 
     def restore(
         self, arrays: Mapping[str, NDArray[Any]], server: Server, seconds: float | None
     ) -> None:
         """Go on from a checkpoint, at the virtual time of its last round."""
         self._schedule.resume(server.round, seconds)
+        if self._selection is not None:
+            self._selection.restore(arrays)
         if self._arrivals is not None:
             like = server_message(self._prepared.plan, server, 1.0)
             self._arrivals.restore(arrays, like)

@@ -23,6 +23,11 @@ def refusal(plan: Plan) -> Refusal | None:
     >>> refusal(fedkeel.parse("fedgh"))
     ('fedgh', "needs single clients' updates at the server")
     """
+    if plan.policy is not None:
+        return (
+            plan.policy.name,
+            "takes updates as they come, and a sum needs clients that train at one time",
+        )
     for part in plan.parts:
         if Capability.PER_CLIENT_UPDATES in part.needs:
             return part.name, f"needs {Capability.PER_CLIENT_UPDATES.value}"

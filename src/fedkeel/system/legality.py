@@ -63,17 +63,18 @@ def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
         )
 
 
-def refuse_virtual_time(settings: Run, plan: Plan) -> None:
-    """Refuse virtual time, and a server that does not wait, where clients are real nodes.
+def refuse_on_nodes(settings: Run) -> None:
+    """Refuse what only a simulation has: virtual time, and cohorts by losses.
 
     Raises:
         ConfigError: with what to do.
     """
-    if plan.policy is not None:
+    if settings.cohort.by_losses:
         raise ConfigError(
-            f"{plan.policy.name} runs in a simulation, and not in a federation of nodes yet.",
-            why="rounds with nodes wait for their clients",
-            do="drop it; flower.enough and flower.deadline_seconds say how long a round waits",
+            f"cohort.sampling = {settings.cohort.sampling!r} is for simulations.",
+            why="the cohorts of nodes depend on the seed alone, so that each node can tell what a "
+            "run is going to ask of it",
+            do="set cohort.sampling = 'uniform'",
         )
     if settings.system is not None or settings.stop.hours is not None:
         raise ConfigError(

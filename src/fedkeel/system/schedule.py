@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.config import Cohort, System
-from fedkeel.data.cohort import Selection, select, selectable
+from fedkeel.data.cohort import Select, Selection, select_by_seed, selectable
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import RunError
@@ -35,11 +35,14 @@ class Due:
             before.
         versions: [K] the rounds that were complete when each of them was sent the model.
         seconds: virtual time at which the server makes its step; None where no time is counted.
+        ages: [K] seconds since each of them was sent the model, virtual ones where time is counted;
+            None where the server waits for its cohort.
     """
 
     cohort: Selection
     versions: Ints
     seconds: float | None = None
+    ages: Floats | None = None
 
 
 class Schedule(Protocol):
@@ -55,12 +58,12 @@ class Schedule(Protocol):
 class Untimed:
     """Cohorts without virtual time."""
 
-    def __init__(self, cohort: Cohort, sizes: Ints, seed: int) -> None:
-        self._cohort, self._sizes, self._seed = cohort, sizes, seed
+    def __init__(self, select: Select) -> None:
+        self._select = select
 
     def due(self, round: int) -> Due:
         """Return the cohort."""
-        chosen = select(self._cohort, self._sizes, self._seed, round)
+        chosen = self._select(round)
         return Due(chosen, np.full(len(chosen.clients), round))
 
     def resume(self, round: int, seconds: float | None) -> None:
@@ -100,6 +103,13 @@ class Timing:
         work = self.work.survey_seconds[clients]
         return work * jitter(self.settings, self.seed, round, clients) / self.devices.speed[clients]
 
+    def losses(self, clients: Ints) -> Floats:
+        """Return [K] seconds from sending the model to having the client's loss with it."""
+        return np.asarray(
+            self.work.down / self.devices.down[clients]
+            + self.work.loss_seconds[clients] / self.devices.speed[clients]
+        )
+
     def replies(self, round: int, clients: Ints) -> Floats:
         """Return [K] seconds from sending the model to having a client's reply."""
         computing = self.work.seconds[clients] / self.devices.speed[clients]
@@ -124,14 +134,25 @@ class Timing:
 class Synchronous:
     """Rounds in which the server waits: for all, for enough of them, or until a deadline."""
 
-    def __init__(self, timing: Timing, cohort: Cohort, sizes: Ints) -> None:
-        self._timing, self._cohort, self._sizes = timing, cohort, sizes
+    def __init__(
+        self, timing: Timing, cohort: Cohort, sizes: Ints, select: Select | None = None
+    ) -> None:
+        self._timing = timing
+        self._select = select or select_by_seed(cohort, sizes, timing.seed)
         self._selectable = selectable(cohort, sizes, timing.seed)
         self._now = 0.0
 
     def resume(self, round: int, seconds: float | None) -> None:
         """Go on at a virtual time."""
         self._now = seconds or 0.0
+
+    @property
+    def seconds(self) -> Floats:
+        """[C] how long a round takes each client, as far as it does not vary."""
+        timing = self._timing
+        computing = timing.work.seconds / timing.devices.speed
+        down, up = timing.work.down / timing.devices.down, timing.work.up / timing.devices.up
+        return np.asarray(down + computing + up)
 
     def due(self, round: int) -> Due:
         """Return who replies in time, and when the round ends."""
@@ -140,10 +161,10 @@ class Synchronous:
         among = None
         if settings.availability != "always":
             among = timing.availability.present(self._selectable, start)
-        chosen = select(self._cohort, self._sizes, timing.seed, round, among=among)
+        chosen = self._select(round, among)
         clients = np.union1d(chosen.clients, chosen.dropped)
         needed = math.ceil(round_off(settings.enough * len(clients)))
-        ends, is_lost = self._ends(start, round, clients, np.isin(clients, chosen.dropped))
+        ends, is_lost = self._ends(start, round, clients, chosen)
         deadline = math.inf if settings.deadline_seconds is None else settings.deadline_seconds
         in_time = np.flatnonzero(~is_lost & (ends <= start + deadline))
         order = np.lexsort((timing.order(round, len(clients))[in_time], ends[in_time]))
@@ -155,15 +176,20 @@ class Synchronous:
             self._now = start + deadline
         taken = np.sort(taken)
         late = np.setdiff1d(clients, clients[taken])
-        cohort = Selection(clients[taken], late)
+        cohort = Selection(clients[taken], late, chosen.candidates)
         return Due(cohort, np.full(len(taken), round), self._now)
 
-    def _ends(self, start: float, round: int, clients: Ints, drops: Bools) -> tuple[Floats, Bools]:
+    def _ends(
+        self, start: float, round: int, clients: Ints, chosen: Selection
+    ) -> tuple[Floats, Bools]:
         """Return [K] when each replies or is lost, and whether it is lost."""
-        timing = self._timing
+        timing, drops = self._timing, np.isin(clients, chosen.dropped)
         answers = timing.answers(round, clients)
         trained = answers[~drops].max(initial=0.0)  # the server waits for all answers
         ends = start + trained + timing.replies(round, clients)
+        if chosen.candidates is not None:  # who are all waited for, and have the model then
+            down = timing.work.down / timing.devices.down[clients]
+            ends = ends - down + timing.losses(chosen.candidates).max(initial=0.0)
         if drops.any():
             shares = timing.share_until_lost(round, clients)
             ends = np.where(drops, start + shares * (ends - start), ends)

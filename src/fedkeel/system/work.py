@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -29,12 +29,14 @@ class ClientWork:
         survey_seconds: [C] seconds of an answer before training; zeros without a survey.
         down: bytes to a client.
         up: bytes from a client.
+        loss_seconds: [C] seconds until a client knows the loss of a model on its own examples.
     """
 
     seconds: Floats
     survey_seconds: Floats
     down: float
     up: float
+    loss_seconds: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 def client_work(prepared: Prepared, settings: System) -> ClientWork:
@@ -63,7 +65,20 @@ def client_work(prepared: Prepared, settings: System) -> ClientWork:
         answer,
         float(sum(estimate.down.values())),
         float(sum(estimate.up.values())),
+        _loss_seconds(prepared, settings),
     )
+
+
+def _loss_seconds(prepared: Prepared, settings: System) -> Floats:
+    """Return [C] the time of a forward pass of all examples, a third of that with gradients."""
+    setup = prepared.setup
+    sizes, local = setup.federation.sizes, setup.training.local
+    if settings.step_seconds is None:
+        of_gradients = sizes * gradient_multiply_adds(setup) / settings.multiply_adds
+    else:
+        passes = [batches.batches_per_pass(local, int(n)) if n else 0 for n in sizes]
+        of_gradients = np.array(passes) * settings.step_seconds
+    return np.asarray(of_gradients / 3.0)
 
 
 def method_multiply_adds(prepared: Prepared) -> tuple[float, float]:

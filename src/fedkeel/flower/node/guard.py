@@ -202,7 +202,9 @@ class Guard:
     def _smallest_round(self) -> int:
         """Return the smallest number of clients with whose replies a round goes on."""
         cohort, sizes = self.prepared.cohort, self.prepared.setup.federation.sizes
-        quorum = self.prepared.settings.flower.quorum
+        quorum, policy = self.prepared.settings.flower.quorum, self.prepared.plan.policy
+        if policy is not None:
+            return smallest_count(quorum, policy.updates_per_step())
         if cohort.sampling != "poisson" and not cohort.dropout:
             return smallest_count(quorum, cohort.size(len(sizes)))
         if self._are_cohorts_secret:
@@ -265,8 +267,8 @@ class Guard:
     def _planned_times(self) -> Ints:
         """Return [C] in how many of the planned rounds each client may train."""
         size, rounds = len(self.prepared.setup.federation.sizes), self.prepared.settings.rounds
-        if self._are_cohorts_secret:
-            return np.full(size, rounds)
+        if self._are_cohorts_secret or self.prepared.plan.policy is not None:
+            return np.full(size, rounds)  # it may train from the model of each round
         times = np.zeros(size, dtype=np.int64)
         for clients in self._cohorts():
             times[clients] += 1

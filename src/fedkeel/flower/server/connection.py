@@ -23,6 +23,9 @@ from fedkeel.user_code import one_line
 
 T = TypeVar("T")
 
+NOT_TAKEN = "the message could not be handed to Flower"
+"""Fault of a request that Flower does not take."""
+
 GRACE = 60.0
 """Seconds beyond its deadline for which a message is kept for a node that comes late."""
 
@@ -109,11 +112,11 @@ class NodeConnection:
             if node in asked:
                 waiting[asked[node]] = self._describing[asked[node]]
                 continue
-            numbers = self._push(Message(content, node, kind, ttl=lifetime))
-            if numbers and numbers[0]:  # Flower returns None where it does not take the message
-                waiting[numbers[0]] = _Pending(node, kind, now + lifetime)
+            number = self._push(Message(content, node, kind, ttl=lifetime))
+            if number:
+                waiting[number] = _Pending(node, kind, now + lifetime)
             else:
-                yield NodeReply(node, None, "the message could not be handed to Flower")
+                yield NodeReply(node, None, NOT_TAKEN)
         while waiting and not is_enough():
             is_idle = True
             for message in self._pull([*waiting, *self._expired]):
@@ -130,6 +133,29 @@ class NodeConnection:
             self._describing = waiting
         else:
             self._expired.update(waiting)
+
+    def send(self, node: int, content: RecordDict, kind: str) -> str:
+        """Send a request to a node without waiting for its reply.
+
+        Returns:
+            The message's number, by which `replies` knows it; "" where Flower does not take it.
+        """
+        lifetime = self._settings.deadline_seconds + GRACE
+        return self._push(Message(content, node, kind, ttl=lifetime))
+
+    def replies(self, nodes: Mapping[str, int]) -> Iterator[tuple[str, NodeReply]]:
+        """Yield the replies to sent requests that have come since the last call.
+
+        Args:
+            nodes: the node that each request without a reply was sent to, by its number.
+        """
+        seen = set()
+        for message in self._pull([*nodes, *self._expired]):
+            number = message.metadata.reply_to_message_id
+            self._drop_late(message)
+            if number in nodes and number not in seen:  # else it is a second reply
+                seen.add(number)
+                yield number, _reply(nodes[number], message)
 
     def late_nodes(self) -> list[int]:
         """Return the nodes that have trained after their deadline, since the last call.
@@ -163,8 +189,10 @@ class NodeConnection:
         with suppress(RunError):  # the call only frees memory at the other end
             self._bounded(lambda: client.ConfirmMessageReceived(request))
 
-    def _push(self, message: Message) -> list[str]:
-        return self._bounded(lambda: list(self._grid.push_messages([message])))
+    def _push(self, message: Message) -> str:
+        """Return the number of a message, "" where Flower does not take it."""
+        numbers = self._bounded(lambda: list(self._grid.push_messages([message])))
+        return (numbers[0] or "") if numbers else ""
 
     def _pull(self, numbers: Iterable[str]) -> list[Message]:
         """Return the replies so far. Flower waits for the rest of one that has come in part."""

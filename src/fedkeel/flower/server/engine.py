@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -28,27 +27,18 @@ from fedkeel.engine.base import (
 )
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate, split_examples
-from fedkeel.engine.local import LocalResult
-from fedkeel.engine.message_state import message_state
 from fedkeel.engine.personal import scores_of
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
-from fedkeel.errors import RunError, TrainingError
-from fedkeel.flower.data_on_nodes import NODES
+from fedkeel.errors import TrainingError
 from fedkeel.flower.protocol import (
     EVALUATE,
-    LOST,
-    OK,
     PERSONAL,
     PICTURES,
-    RESTARTED,
     SURVEY,
     TRAIN,
-    Agreement,
-    ClientRequest,
-    CommonScale,
     MessageSpecs,
     NodeDescription,
     Request,
@@ -64,25 +54,24 @@ from fedkeel.flower.server.outliers import (
 from fedkeel.flower.server.replies import (
     ReceivedReplies,
     ReplyReader,
+    TakenReplies,
     missing_answer,
     read_counts,
     read_states,
 )
+from fedkeel.flower.server.requests import NewState, Requests
 from fedkeel.flower.server.secure_round import SECURE_SUM, SecureRound
 from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecord
-from fedkeel.flower.wire import HEADER, TENSORS, WireError, of_client, pack, unpack
+from fedkeel.flower.server.trainings import NodeTrainings
+from fedkeel.flower.wire import TENSORS, WireError, of_client, unpack
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
-from fedkeel.tree import State, Tree, nbytes, substate, substates, walk
+from fedkeel.tree import Tree, substates, walk
 
-STATE_ROUND, STATE_DIGEST = "nodes/state_round", "nodes/state_digest"
-"""Names in a checkpoint of the round and the digest of each client's state."""
-
-ROUND, RUN_NUMBER = "nodes/round", "nodes/run_number"
-"""Names in a checkpoint of the server's round, and of a random number by which nodes tell this run
-from another one of the same key."""
+ROUND = "nodes/round"
+"""Name in a checkpoint of the server's round."""
 
 
 class NodeClients(KeepsClientStates):
@@ -95,6 +84,9 @@ class NodeClients(KeepsClientStates):
         descriptions: where the data is on the nodes alone, so that they evaluate: what each
             client's node has said of its data. It is saved in the checkpoint, for a run that goes
             on without some nodes.
+
+    Attributes:
+        trainings: those of a server that does not wait for its clients, else None.
     """
 
     def __init__(
@@ -109,23 +101,29 @@ class NodeClients(KeepsClientStates):
         self._settings = prepared.settings.flower
         self._connection, self._membership = connection, membership
         self._descriptions = descriptions
-        scale = setup.federation.data.scale if setup.federation.how["kind"] == NODES else None
-        self._scale = scale and CommonScale(mean=scale[0], deviation=scale[1])
         needs = estimate_run(prepared)
-        self._specs, self._agreement = MessageSpecs.of(prepared), Agreement.of(prepared)
-        self._run_number = np.array([secrets.randbits(64)], dtype=np.uint64)
+        self._specs = MessageSpecs.of(prepared)
         self._reader = ReplyReader(prepared, self._specs)
         self._buffers = RoundBuffers(setup, prepared.spec, capacity, private_memory, on_nodes=True)
         self.clients = self._buffers.clients
-        clients = len(setup.federation)
-        self._state_round = np.zeros(clients, dtype=np.int64)  # [C] of each client's state
-        self._state_digest = np.zeros(clients, dtype=np.uint64)  # [C]
-        self._checkpoint_round = np.zeros(clients, dtype=np.int64)  # [C] at the last checkpoint
-        self._new_digests: dict[int, str] = {}  # of a round that is not committed yet
+        self._new_states: dict[int, NewState] = {}  # of a round that is not committed yet
         self.reasons: list[str] = []  # nodes train one client after the other, as was asked for
         self._round = 0
         secure = [SECURE_SUM] if self._settings.secure_aggregation else []
         self._traffic = TrafficRecord([*needs.down, *needs.up, *secure])
+        self._requests = Requests(prepared, membership, self._traffic)
+        self.trainings: NodeTrainings | None = None
+        if prepared.plan.policy is not None:
+            self._taken = TakenReplies(self._reader, self._traffic)
+            self.trainings = NodeTrainings(
+                self._settings,
+                connection,
+                membership,
+                self._requests,
+                self._taken,
+                self._traffic,
+                self.clients.jobs,
+            )
 
     # --- training --------------------------------------------------------------------------------
 
@@ -136,30 +134,51 @@ class NodeClients(KeepsClientStates):
             TrainingError: fewer than the quorum replied before the deadline.
         """
         jobs = {job.client: job for job in self.clients.begin_round(clients)}
-        self._new_digests = {}
+        self._new_states = {}
         self._traffic.begin_round(message.round)
         self._record_node_faults()
+        if self.trainings is not None:
+            return self._train_received(message, clients, tick)
         if self._settings.secure_aggregation and jobs:
             return self._train_for_sum(message, jobs, tick)
         enough = smallest_count(self._settings.enough, len(clients))
-        received: dict[int, LocalResult] = {}
-        lost: list[int] = []
+        taken = TakenReplies(self._reader, self._traffic)
         asking = self._ask(
-            TRAIN, message, jobs, received, is_enough=lambda: len(received) >= enough
+            TRAIN, message, jobs, taken.results, is_enough=lambda: len(taken.results) >= enough
         )
         for reply, request in asking:
-            before = len(received)
-            self._receive(reply, request, received, lost)
-            tick(len(received) - before)
-        self._check_quorum(message, len(clients), len({*received, *lost}))
-        replied = np.array(sorted(received), dtype=np.int64)
-        rows = [ClientJob(row, k, jobs[k].steps_done) for row, k in enumerate(replied.tolist())]
-        trainer = ReceivedReplies(self._setup, received)
-        self._buffers.train(trainer, message, rows, lambda count: None)
+            before = len(taken.results)
+            taken.take(reply, request)
+            tick(len(taken.results) - before)
+        self._check_quorum(message, len(clients), len({*taken.results, *taken.lost}))
+        return self._gathered(message, taken, taken.results)
+
+    def _train_received(
+        self, message: Message, clients: Ints, tick: ReportProgress
+    ) -> TrainedCohort:
+        """Return the replies of clients that have trained, each from the model that it was sent."""
+        taken = self._taken
+        trained = self._gathered(message, taken, clients.tolist())
+        for client in clients.tolist():
+            taken.drop(client)
+        if taken.lost and self._prepared.plan.client_sum_parts and self.trainings is not None:
+            self.trainings.drop_all()
+        taken.lost = []
+        tick(len(clients))
+        return trained
+
+    def _gathered(self, message: Message, taken: TakenReplies, of: Iterable[int]) -> TrainedCohort:
+        """Return the replies of some clients as the server's step needs them."""
+        results = {client: taken.results[client] for client in sorted(of)}
+        replied = np.array(list(results), dtype=np.int64)
+        self._buffers.train(
+            ReceivedReplies(self._setup, results), message, self.clients.jobs(replied)
+        )
         trained = self._buffers.gather(replied)
         self._exclude_outliers(trained)
+        self._new_states = {client: taken.states[client] for client in results}
         self._round = message.round
-        return replace(trained, remote=self._traffic.account(lost))
+        return replace(trained, remote=self._traffic.account(taken.lost))
 
     def _train_for_sum(
         self, message: Message, jobs: Mapping[int, ClientJob], tick: ReportProgress
@@ -169,7 +188,7 @@ class NodeClients(KeepsClientStates):
         Raises:
             TrainingError: too few of them, or of their nodes, replied before a deadline.
         """
-        requests = self._requests(message, jobs)
+        requests = self._requests_of(message, jobs)
         connected = [client for item in requests.values() for client in item.client_ids]
         self._record_absent(jobs, connected, 0.0, "")
         secure = SecureRound(
@@ -192,7 +211,9 @@ class NodeClients(KeepsClientStates):
             trained = self._buffers.gather(np.zeros(0, dtype=np.int64))
         else:
             trained = secure.finish(collector)
-        self._new_digests = {k: item.state_digest for k, item in secure.trained.items()}
+        self._new_states = {
+            k: NewState(message.round + 1, item.state_digest) for k, item in secure.trained.items()
+        }
         self._round = message.round
         return replace(trained, remote=self._traffic.account(secure.lost))
 
@@ -210,7 +231,7 @@ class NodeClients(KeepsClientStates):
         At the end the clients that are absent from `replied` get a fault.
         """
         return self._send(
-            kind, message, self._requests(message, jobs), jobs, replied, stage, is_enough
+            kind, message, self._requests_of(message, jobs), jobs, replied, stage, is_enough
         )
 
     def _send(
@@ -225,102 +246,20 @@ class NodeClients(KeepsClientStates):
         further: Mapping[int, Mapping[str, ConfigRecord]] | None = None,
     ) -> Iterator[tuple[NodeReply, Request]]:
         """Send a message with its requests, and with further records for each node; see `_ask`."""
-        tensors = pack(message_state(message))
-        contents = {
-            node: RecordDict(
-                {HEADER: request.record(), TENSORS: tensors, **(further or {}).get(node, {})}
-            )
-            for node, request in requests.items()
-        }
-        model: dict[str, State] = {"params": dict(message.params), "buffers": dict(message.buffers)}
-        for _ in contents:
-            self._traffic.add_sent(
-                EVALUATION if kind in (EVALUATE, PERSONAL, PICTURES) else "model", model
-            )
-            for part, state in message.broadcast.items():
-                self._traffic.add_sent(part, {part: state})
+        contents = self._requests.contents(kind, message, requests, further)
         started = time.monotonic()
         for reply in self._connection.ask(contents, kind, is_enough):
             yield reply, requests[reply.node]
         self._record_absent(list(jobs), replied, time.monotonic() - started, stage)
 
-    def _requests(self, message: Message, jobs: Mapping[int, ClientJob]) -> dict[int, Request]:
+    def _requests_of(self, message: Message, jobs: Mapping[int, ClientJob]) -> dict[int, Request]:
         """Return the header of the request to each node."""
-        size = nbytes(message_state(message))
-        if size > self._settings.message_mb * 1e6:
-            raise RunError(
-                "A message to the clients is too large.",
-                got=f"{size / 1e6:.0f} MB",
-                expected=f"at most {self._settings.message_mb:g} MB",
-                do="raise flower.message_mb, or use a smaller model",
-            )
         wanted = set(jobs)
         self._membership.forget_disconnected()  # a node that was restarted may have another id
         if not wanted <= set(self._membership.node_by_client()):  # a node may have come back
             seconds = self._settings.deadline_seconds / 4
             self._membership.refresh(seconds, lambda by_client: wanted <= set(by_client))
-        descriptions = self._membership.descriptions()
-        return {
-            node: Request(
-                run=self._run,
-                round=message.round,
-                agreement=self._agreement,
-                data_digest=descriptions[clients[0]].data_digest,
-                lr=message.lr,
-                clients=tuple(self._client_request(jobs[k]) for k in clients),
-                scale=self._scale,
-            )
-            for node, clients in self._membership.clients_by_node(sorted(wanted)).items()
-        }
-
-    def _client_request(self, job: ClientJob) -> ClientRequest:
-        return ClientRequest(
-            client=job.client,
-            steps_done=job.steps_done,
-            state_round=int(self._state_round[job.client]),
-            state_digest=f"{int(self._state_digest[job.client]):016x}",
-            checkpoint_round=int(self._checkpoint_round[job.client]),
-        )
-
-    def _receive(
-        self,
-        reply: NodeReply,
-        request: Request,
-        received: dict[int, LocalResult],
-        lost: list[int],
-    ) -> None:
-        """Take a node's clients into `received` and `lost`, or record why not."""
-        try:
-            content = reply.checked()
-            header = self._reader.header(content, request)
-        except WireError as error:
-            self._traffic.add_fault(error.short(), request.client_ids)
-            return
-        for item, result in zip(request.clients, header.clients, strict=True):
-            if result.status == LOST:
-                lost.append(item.client)
-                reason = "lost its client state; the method begins anew"
-                self._traffic.add_fault(reason, [item.client])
-            elif result.status not in (OK, RESTARTED):
-                self._traffic.add_fault(f"failed: {result.status:.200}", [item.client])
-            else:
-                try:
-                    state = self._reader.state(content, item.client)
-                    self._count_upload(state)
-                    received[item.client] = self._reader.client(content, state, item, result)
-                    self._new_digests[item.client] = result.state_digest
-                except WireError as error:
-                    self._traffic.add_fault(error.short(), [item.client])
-                    continue
-                if result.status == RESTARTED:
-                    lost.append(item.client)
-                    self._traffic.add_fault("lost its client state, and began anew", [item.client])
-
-    def _count_upload(self, state: State) -> None:
-        """Count the bytes of a client's reply."""
-        self._traffic.add_received("model", {k: substate(state, k) for k in ("update", "buffers")})
-        for part, upload in substates(substate(state, "uploads")).items():
-            self._traffic.add_received(part, {part: upload})
+        return self._requests.headers(message, jobs)
 
     def _exclude_outliers(self, trained: TrainedCohort) -> None:
         """Mark replies as not finite that are far from the others', and record them.
@@ -403,7 +342,7 @@ class NodeClients(KeepsClientStates):
             try:
                 content = reply.checked()
                 header = Request.read(content)
-                if (header.run, header.round) != (self._run, message.round):
+                if (header.run, header.round) != (self._requests.run, message.round):
                     raise WireError("A reply belongs to another round or run.")
             except WireError as error:
                 self._traffic.add_fault(error.short(), request.client_ids, SURVEY_STAGE)
@@ -429,24 +368,17 @@ class NodeClients(KeepsClientStates):
             self._traffic.add_received(part, {part: answer})
         return True
 
-    @property
-    def _run(self) -> str:
-        return f"{self._prepared.key}-{int(self._run_number[0]):016x}"
-
     # --- state -----------------------------------------------------------------------------------
 
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Believe from now on in the states that the clients `keep` have written in this round."""
         super().commit(trained, keep)
         if self._specs.client_state:
-            for client in keep.tolist():
-                self._state_round[client] = self._round + 1
-                self._state_digest[client] = int(self._new_digests[client], 16)
-        self._new_digests = {}
+            self._requests.take(self._new_states, keep.tolist())
+        self._new_states = {}
         account = trained.remote
         if account is not None and account.lost and self._prepared.plan.client_sum_parts:
-            self._state_round[:] = 0
-            self._state_digest[:] = 0
+            self._requests.forget_states()
         self._round += 1
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -454,24 +386,19 @@ class NodeClients(KeepsClientStates):
         descriptions = {} if self._descriptions is None else pack_descriptions(self._descriptions)
         return {
             **super().state(),
-            STATE_ROUND: self._state_round.copy(),
-            STATE_DIGEST: self._state_digest.copy(),
+            **self._requests.state(),
             ROUND: np.array([self._round], dtype=np.int64),
-            RUN_NUMBER: self._run_number.copy(),
             **descriptions,
         }
 
     def saved(self) -> None:
         """Note that the checkpoint of the last state is complete."""
-        self._checkpoint_round[:] = self._state_round
+        self._requests.saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take what the server knew of the clients' states at a checkpoint."""
         super().restore(arrays)
-        self._state_round[:] = arrays[STATE_ROUND]
-        self._state_digest[:] = arrays[STATE_DIGEST]
-        self._run_number[:] = arrays[RUN_NUMBER]
-        self._checkpoint_round[:] = self._state_round
+        self._requests.restore(arrays)
         self._round = int(arrays[ROUND][0])
 
     # --- evaluation ------------------------------------------------------------------------------

@@ -18,12 +18,18 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.trainer import ReadRecord, TrainedClients, single_client
 from fedkeel.flower.protocol import (
+    LOST,
+    OK,
+    RESTARTED,
     ClientRequest,
     ClientResult,
     MessageSpecs,
     Request,
     TrainingReply,
 )
+from fedkeel.flower.server.connection import NodeReply
+from fedkeel.flower.server.requests import NewState
+from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.flower.wire import (
     DIAGNOSTICS,
     SCORES,
@@ -166,6 +172,70 @@ class ReplyReader:
         except (RuntimeError, IndexError, ValueError) as error:
             first = str(error).splitlines()[0]
             raise WireError("A reply's update cannot be decoded.", got=f"{first:.80}") from None
+
+
+class TakenReplies:
+    """Takes the replies of nodes that have trained, and records what is wrong with them.
+
+    Args:
+        reader: checks them.
+        traffic: where bytes and faults are recorded.
+
+    Attributes:
+        results: the replies by client.
+        states: the state that each of these clients has written.
+        lost: clients that have lost their state.
+    """
+
+    def __init__(self, reader: ReplyReader, traffic: TrafficRecord) -> None:
+        self._reader, self._traffic = reader, traffic
+        self.results: dict[int, LocalResult] = {}
+        self.states: dict[int, NewState] = {}
+        self.lost: list[int] = []
+
+    def take(self, reply: NodeReply, request: Request) -> None:
+        """Take the reply of a node to a request."""
+        try:
+            content = reply.checked()
+            header = self._reader.header(content, request)
+        except WireError as error:
+            self._traffic.add_fault(error.short(), request.client_ids)
+            return
+        for item, result in zip(request.clients, header.clients, strict=True):
+            if result.status == LOST:
+                self.lost.append(item.client)
+                reason = "lost its client state; the method begins anew"
+                self._traffic.add_fault(reason, [item.client])
+            elif result.status not in (OK, RESTARTED):
+                self._traffic.add_fault(f"failed: {result.status:.200}", [item.client])
+            else:
+                self._take_client(content, request, item, result)
+
+    def drop(self, client: int) -> None:
+        """Forget the reply of a client."""
+        self.results.pop(client, None)
+        self.states.pop(client, None)
+
+    def _take_client(
+        self, content: RecordDict, request: Request, item: ClientRequest, result: ClientResult
+    ) -> None:
+        try:
+            state = self._reader.state(content, item.client)
+            self._count_upload(state)
+            self.results[item.client] = self._reader.client(content, state, item, result)
+            self.states[item.client] = NewState(request.round + 1, result.state_digest)
+        except WireError as error:
+            self._traffic.add_fault(error.short(), [item.client])
+            return
+        if result.status == RESTARTED:
+            self.lost.append(item.client)
+            self._traffic.add_fault("lost its client state, and began anew", [item.client])
+
+    def _count_upload(self, state: State) -> None:
+        """Count the bytes of a client's reply."""
+        self._traffic.add_received("model", {k: substate(state, k) for k in ("update", "buffers")})
+        for part, upload in substates(substate(state, "uploads")).items():
+            self._traffic.add_received(part, {part: upload})
 
 
 def read_states(

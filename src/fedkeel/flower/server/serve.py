@@ -34,7 +34,7 @@ from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
 from fedkeel.runner.tracking import trackers
 from fedkeel.secure.legality import refuse_single_updates
-from fedkeel.system.legality import refuse_virtual_time
+from fedkeel.system import legality
 from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
@@ -118,7 +118,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     refuse_on_nodes(experiment.adversary)
     settings = experiment.flower
     plan = parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
-    refuse_virtual_time(experiment, plan)
+    legality.refuse_on_nodes(experiment)
     if settings.secure_aggregation:
         refuse_single_updates(plan)
     builder(experiment.model.name)
@@ -155,13 +155,15 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     )
     display = LinesWithFaults(Console())
     with display, interrupts(display.stopping):
+        engine = NodeClients(prepared, connection, membership, descriptions)
         return start(
             prepared,
             options.out,
             options.resume,
             [*trackers(experiment, options.out), display.follow(run_name(experiment))],
-            NodeClients(prepared, connection, membership, descriptions),
+            engine,
             choice,
+            engine.trainings,
         )
 
 
