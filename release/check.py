@@ -15,17 +15,18 @@ import argparse
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import tomllib
 import venv
 import zipfile
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedkeel"
+PINS = ROOT / "constraints.txt"
 
 IN_SDIST = (
     "src/",
@@ -45,17 +46,12 @@ def run(*words: str | Path) -> None:
     subprocess.run([str(word) for word in words], check=True)
 
 
-def environment(folder: Path, *packages: str, lowest: bool = False) -> Path:
-    """Make an environment that has these packages alone; return its Python."""
+def environment(folder: Path, *packages: str, pins: Path = PINS) -> Path:
+    """Make an environment that has these packages alone, with these pins; return its Python."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    pins = [f"--constraint={ROOT / 'constraints.txt'}"]
-    if lowest:
-        file = folder / "lowest.txt"
-        file.write_text("\n".join(lowest_versions()), encoding="utf-8")
-        pins.append(f"--constraint={file}")
-    run(*pip, *pins, *packages)
+    run(*pip, f"--constraint={pins}", *packages)
     return python
 
 
@@ -65,17 +61,30 @@ def project() -> dict[str, Any]:
     return dict(values["project"])
 
 
-def lowest_versions() -> list[str]:
-    """Return the oldest promised version of each dependency, as constraints; but for torch."""
-    values = project()
-    texts = chain(values["dependencies"], *values["optional-dependencies"].values())
-    pairs = (re.match(r"([\w.-]+)(?:\[.*\])?>=([\w.]+)", text) for text in texts)
-    return [f"{pair[1]}=={pair[2]}" for pair in pairs if pair and pair[1] != "torch"]
+def lowest_pins(tools: Path, extra: str) -> Path:
+    """Return pins of the oldest versions that the base install, or an extra with it, promises.
+
+    Of torch it is the version in constraints.txt. An extra may need a later version of something
+    than the base install does.
+
+    Args:
+        tools: a Python that has uv.
+        extra: its name, or ``base``.
+    """
+    folder = tools.parents[1]
+    torch, pins = folder / "torch.txt", folder / f"lowest-{extra}.txt"
+    lines = PINS.read_text(encoding="utf-8").splitlines()
+    torch.write_text("\n".join(line for line in lines if line.startswith("torch==")))
+    version = f"--python-version={sys.version_info.major}.{sys.version_info.minor}"
+    options = ("--quiet", "--resolution=lowest-direct", version, f"--constraint={torch}")
+    wanted = () if extra == "base" else (f"--extra={extra}",)
+    source, out = ROOT / "pyproject.toml", f"--output-file={pins}"
+    run(tools, "-m", "uv", "pip", "compile", *options, *wanted, source, out)
+    return pins
 
 
-def build(folder: Path) -> tuple[Path, Path]:
+def build(python: Path, folder: Path) -> tuple[Path, Path]:
     """Build sdist and wheel, the wheel from the sdist; check both with twine."""
-    python = environment(folder / "tools", "build", "twine")
     run(python, "-m", "build", "--outdir", folder / "dist", ROOT)
     (sdist,), (wheel,) = (tuple((folder / "dist").glob(name)) for name in ("*.tar.gz", "*.whl"))
     run(python, "-m", "twine", "check", "--strict", sdist, wheel)
@@ -129,11 +138,13 @@ def main() -> None:
         parser.error(f"there is no extra {unknown[0]}; there are {', '.join(known)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sdist, wheel = build(folder)
+        tools = environment(folder / "tools", "build", "twine", "uv")
+        sdist, wheel = build(tools, folder)
         look_into(sdist, wheel)
         for extra in ("base", *extras):
             what = str(wheel) if extra == "base" else f"fedkeel[{extra}] @ {wheel.as_uri()}"
-            python = environment(folder / extra, what, lowest=arguments.lowest)
+            pins = lowest_pins(tools, extra) if arguments.lowest else PINS
+            python = environment(folder / extra, what, pins=pins)
             run(python, "-m", "pip", "check")
             run(python, "-P", Path(__file__).with_name("smoke.py"), extra)
         for file in (sdist, wheel) if arguments.out else ():

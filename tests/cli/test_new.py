@@ -131,6 +131,31 @@ def test_what_cannot_be_begun_leaves_no_file(
     assert Path("taken.toml").read_text(encoding="utf-8") == "mine"
 
 
+def test_a_folder_that_cannot_be_written_to(
+    patients: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path_factory.mktemp("gone")
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = call("new", "heart", "--data", patients / "patients.csv", "--label", "outcome")
+    assert done.code == 2
+    assert "RunError: The experiment cannot be written into the current folder." in done.err
+
+
+def test_run_and_compare_of_one_experiment_have_folders_of_their_own(patients: Path) -> None:
+    """Both are called as `new` says, in either order, and again."""
+    words = ("--data", "patients.csv", "--label", "outcome", "--client", "hospital")
+    for name, order in (("a", ("run", "compare")), ("b", ("compare", "run"))):
+        assert call("new", name, *words).code == 0
+        more = {"compare": ("-s", 'compare.methods=["fedavg"]', "--seeds", "1"), "run": ()}
+        for command in (*order, *order):
+            done = call(command, f"{name}.toml", "-q", "-s", "rounds=1", *more[command])
+            assert done.code == 0, done.err
+        assert Path(f"runs/{name}-{order[1]}/report.html").is_file()
+    assert Path("runs/a/run.json").is_file()
+    assert Path("runs/b/comparison.json").is_file()
+
+
 def test_a_failed_check_leaves_no_file(patients: Path) -> None:
     """A client that gave all its rows to the test could not train: the reader says so itself."""
     Path("one.csv").write_text("x,label\n1,a\n2,b\n", encoding="utf-8")

@@ -108,7 +108,8 @@ def test_what_does_not_fit_into_memory(tmp_path: Path) -> None:
         out.writestr("y.npy", member(np.arange(6) % 2))
         out.getinfo("x.npy").file_size = 128 + 3 * 10**15
         out.getinfo("x.npy").compress_size = 128 + 3 * 10**15
-    assert "does not fit into memory" in refusal(str(file))
+    found = refusal(str(file))  # newer Pythons see themselves that members overlap
+    assert "does not fit into memory" in found or "Overlapped entries" in found
 
 
 def test_a_column_of_one_value(tmp_path: Path) -> None:

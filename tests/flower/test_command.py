@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -347,6 +348,20 @@ def test_mistakes_are_said_in_four_lines(tmp_path: Path, monkeypatch: pytest.Mon
         assert said in done.err
         assert len(done.err.strip().splitlines()) <= 4
     assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize(("module", "package"), [("flwr", "flwr"), ("Crypto", "pycryptodome")])
+def test_a_package_of_the_extra_that_is_missing(
+    module: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == module else find(name)
+    )
+    done = call("flower", "keys", "--host", "localhost", "--nodes", "1")
+    assert done.code == 2
+    assert f"A federation needs {package}." in done.err
+    assert "fedkeel[flower]" in done.err
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,15 @@ def test_rows_without_a_label_in_another_order_of_columns(folder: Path) -> None:
     assert shares == pytest.approx(expected.probabilities[:, 0].tolist(), abs=1e-8)
 
 
+def test_a_column_with_the_name_of_an_answer_is_not_written_over(folder: Path) -> None:
+    rows = [{**row, "prediction": "mine"} for row in patients(4, 1)]
+    write(folder / "taken.csv", rows)
+    done = call("predict", "standardize", "taken.csv", "--out", "lost.csv")
+    assert (done.code, "'prediction'" in done.err) == (2, True)
+    assert not Path("lost.csv").exists()
+    assert len(load("standardize").predict("taken.csv").labels) == 4
+
+
 def test_whose_rows_they_are_has_to_be_known(folder: Path) -> None:
     rows = [row for row in patients(80, 1) if row["hospital"] == "south"]
     write(

@@ -228,7 +228,7 @@ def test_metrics_of_quantities_are_those_of_scikit_learn(shape: tuple[int, ...])
     output, y = draw(*shape), 3 * draw(*shape, seed=5) + 20
     expected = {
         "mae": sk.mean_absolute_error(y, output),
-        "r2": sk.r2_score(y, output),
+        "r2": sk.r2_score(y.numpy(), output.numpy()),
         "loss": sk.mean_squared_error(y, output),
     }
     rmse = float(sk.mean_squared_error(y, output) ** 0.5)
@@ -238,8 +238,8 @@ def test_metrics_of_quantities_are_those_of_scikit_learn(shape: tuple[int, ...])
 
 def test_r2_of_a_quantity_that_does_not_vary() -> None:
     y = torch.full((5,), 0.1, dtype=torch.float64)
-    assert value("r2", y.clone(), y, loss=LOSSES["mse"]) == 1.0 == sk.r2_score(y, y)
-    assert value("r2", y + 1, y, loss=LOSSES["mse"]) == 0.0 == sk.r2_score(y, y + 1)
+    assert value("r2", y.clone(), y, loss=LOSSES["mse"]) == 1.0 == sk.r2_score(y.numpy(), y.numpy())
+    assert value("r2", y + 1, y, loss=LOSSES["mse"]) == 0.0 == sk.r2_score(y.numpy(), y.numpy() + 1)
     assert math.isnan(value("r2", y[:1], y[:1], loss=LOSSES["mse"]))
 
 

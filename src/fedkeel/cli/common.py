@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -119,6 +120,22 @@ def stderr() -> Console:
 def document(value: Any) -> None:  # noqa: ANN401 - any JSON value
     """Print a JSON document on standard output."""
     print(json.dumps(value, indent=1, allow_nan=False))
+
+
+def default_folder(name: str, command: str) -> Path:
+    """Return runs/NAME, or runs/NAME-COMMAND where the results of another command are in that.
+
+    Args:
+        name: name of the experiment.
+        command: ``run`` or ``compare``.
+    """
+    from fedkeel.records.comparison import INDEX
+    from fedkeel.records.folder import RunFolder
+
+    folder = Path("runs") / name
+    holds_run, holds_comparison = RunFolder(folder).exists(), os.path.exists(folder / INDEX)
+    is_taken = holds_run if command == "compare" else holds_comparison
+    return Path("runs") / f"{name}-{command}" if is_taken else folder
 
 
 def page_written(write: Callable[[], Path]) -> str:

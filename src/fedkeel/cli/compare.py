@@ -13,6 +13,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    default_folder,
     document,
     page_written,
     say,
@@ -31,7 +32,11 @@ def compare(
         help='Expressions, e.g. "fedavg, fedprox(mu=0.1)+gcfed, local, centralised".',
     ),
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
-    out: Path = typer.Option(None, "--out", help="Folder of the comparison; runs/NAME by default."),
+    out: Path = typer.Option(
+        None,
+        "--out",
+        help="Folder of the comparison; runs/NAME, beside a run runs/NAME-compare.",
+    ),
     diagnose: str = DIAGNOSE,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -57,7 +62,7 @@ def compare(
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )
-    out = Path("runs") / experiment.name if out is None else out
+    out = default_folder(experiment.name, "compare") if out is None else out
     console = stderr()
     ingredients = gather(experiment)
     try:

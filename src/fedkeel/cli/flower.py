@@ -16,6 +16,7 @@ from fedkeel.cli.common import (
     SET,
     Command,
     Group,
+    default_folder,
     document,
     page_written,
     say,
@@ -49,7 +50,7 @@ def up(
     from fedkeel.runner.progress import progress_display
 
     experiment = read_experiment(path, preset, settings)
-    out = Path("runs") / experiment.name if out is None else out
+    out = default_folder(experiment.name, "run") if out is None else out
     console = stderr()
     count, needed = len(data or ()), experiment.partition.clients or 0
     needed = needed if is_on_nodes(experiment) else 0
@@ -208,7 +209,8 @@ def _with_policy(words: list[str], file: Path) -> list[str]:
 def _check_installed() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
+    modules = {"flwr": "flwr", "cryptography": "cryptography", "pycryptodome": "Crypto"}
+    missing = [package for package, module in modules.items() if find_spec(module) is None]
     if missing:
         raise RunError(
             f"A federation needs {' and '.join(missing)}.", do="pip install 'fedkeel[flower]'"

@@ -14,6 +14,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    default_folder,
     document,
     page_written,
     say,
@@ -50,7 +51,8 @@ def run(
 
     experiment = read_experiment(path, preset, settings, diagnose)
     if out is None:
-        out = path if path is not None and os.path.isdir(path) else Path("runs") / experiment.name
+        is_folder = path is not None and os.path.isdir(path)
+        out = path if is_folder else default_folder(experiment.name, "run")
     console = stderr()
     with progress_display(console, quiet) as display:
         display.prepare()

@@ -59,7 +59,8 @@ class Predictions:
         have a number behind the name.
 
         Raises:
-            DataError: the answers are masks or the like, which no table can hold.
+            DataError: the answers are masks or the like, which no table can hold; or a column of
+                the examples has the name of one of these.
         """
         if self.values.ndim > 2:
             raise DataError(
@@ -67,7 +68,7 @@ class Predictions:
                 got=f"a prediction of shape {list(self.values.shape[1:])} for each example",
                 do="take them in Python: fedkeel.load(RUN).predict(...).values",
             )
-        columns = dict(self.others)
+        columns: dict[str, list[str]] = {}
         if self.values.ndim == 1:
             is_label = self.probabilities is not None
             columns["prediction"] = self.labels if is_label else _numbers(self.values)
@@ -82,7 +83,14 @@ class Predictions:
                 is_class = self.values.ndim == 1
                 name = self._name(place) if is_class else str(place)
                 columns[f"probability {name}"] = _numbers(shares[:, place])
-        return columns
+        if taken := [name for name in columns if name in self.others]:
+            raise DataError(
+                "The examples have a column with the name of an answer.",
+                got=", ".join(map(repr, taken)),
+                why="the table would hold one of the two columns alone",
+                do="rename the column, or leave it out",
+            )
+        return {**self.others, **columns}
 
 
 def answer(scores: Tensor, loss: str, classes: int) -> tuple[Tensor, Tensor | None]:

@@ -84,7 +84,15 @@ def gather(experiment: config.Experiment) -> Ingredients:
         DataError: the data cannot be found, read or used.
         ModelError: there is no such model, or it cannot be made.
     """
-    train, test = load_any(experiment.data)
+    return ingredients(experiment, *load_any(experiment.data))
+
+
+def ingredients(experiment: config.Experiment, train: Dataset, test: Dataset) -> Ingredients:
+    """Look up the model of an experiment whose data have been loaded.
+
+    Raises:
+        ModelError: as `gather`.
+    """
     return Ingredients(
         task=task(experiment, train),
         clients=lambda seed: divide(train, experiment.partition, seed),

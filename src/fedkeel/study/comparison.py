@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,9 +44,9 @@ class Comparison:
     complete: bool = True
     folder: Path | None = None
 
-    @property
+    @cached_property
     def entries(self) -> list[MethodResults]:
-        """The runs, grouped by method, as the report takes them.
+        """The runs, grouped by method, as the report takes them; those on disk are read once.
 
         Failed runs are among them; on disk also those of earlier calls that differ only in method
         and seed.

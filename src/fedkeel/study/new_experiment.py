@@ -14,12 +14,12 @@ import numpy as np
 from fedkeel.config import Data, build, toml
 from fedkeel.config.settings import Experiment
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.read.load import load
+from fedkeel.data.read.hugging_face import load_any
 from fedkeel.data.read.survey import TableSurvey, survey_tables
 from fedkeel.data.read.tables import TABLE_SUFFIXES
 from fedkeel.data.values import only_tensor
-from fedkeel.errors import ConfigError, counted
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.errors import ConfigError, RunError, counted
+from fedkeel.runner.prepare import ingredients, prepare
 from fedkeel.study.new_model import IMAGE, LABELS, QUANTITY
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -66,6 +66,7 @@ def new_experiment(
 
     Raises:
         ConfigError: the name cannot be used, or a file of that name is there.
+        RunError: the current folder cannot be written to.
         FedkeelError: the data cannot be read or used.
     """
     if not _NAME.fullmatch(name):
@@ -87,19 +88,31 @@ def new_experiment(
         paths = [Path(source).expanduser() for source in sources]
         survey = survey_tables(paths, label, client, drop)
     values = _data(sources, label, client, drop, survey)
-    train, _ = load(build(Data, values, "data"))
+    train, test = load_any(build(Data, values, "data"))
     plan = _Plan(name, module, values, train, survey)
     texts = plan.experiment(), plan.model()
     try:
-        for file, text in zip(files, texts, strict=True):
-            file.write_text(text, encoding="utf-8")
+        _write(files, texts)
         settings = build(Experiment, toml.parse(texts[0], str(files[0])), str(files[0]))
-        prepare(settings, gather(settings))
+        prepare(settings, ingredients(settings, train, test))
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)
         raise
     return NewExperiment(*files, tuple(plan.notes()))
+
+
+def _write(files: Sequence[Path], texts: Sequence[str]) -> None:
+    """Write the files, or say why the current folder cannot be written to (RunError)."""
+    try:
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            "The experiment cannot be written into the current folder.",
+            got=error,
+            do="go to a folder of your own that has room, and give the data by their whole path",
+        ) from None
 
 
 def _data(
@@ -203,7 +216,7 @@ class _Plan:
             )
             + f"epochs = 2\nbatch_size = {16 if small else 32}",
             "[compare]  # is it better than each client alone?\n"
-            f"# fedkeel compare {self.name}.toml --out runs/{self.name}-compare\n"
+            f"# fedkeel compare {self.name}.toml\n"
             f"methods = {_toml(methods)}\nseeds = 3",
         ]
         return "\n\n".join(tables) + "\n"

@@ -14,8 +14,8 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 from fedkeel.data.read.catalogue import Download, find
 from fedkeel.data.read.formats import unreadable_file
@@ -246,6 +246,19 @@ def _digest(file: Path, checksum: str) -> str:
     return f"{algorithm}:{digest.hexdigest()}"
 
 
+def _files_below(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield what an archive holds, files and folders below the one it is unpacked into.
+
+    Raises:
+        TarError: it holds something else.
+    """
+    for member in archive:
+        path = PurePosixPath(member.name)
+        if not (member.isfile() or member.isdir()) or path.is_absolute() or ".." in path.parts:
+            raise tarfile.TarError(f"{member.name!r} is no file or folder of its own")
+        yield member
+
+
 def _unpack(file: Path, download: Download) -> None:
     """Unpack the one folder in a tar archive beside the archive, and delete the archive."""
     name = download.unpacked_folder
@@ -253,7 +266,10 @@ def _unpack(file: Path, download: Download) -> None:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         with tarfile.open(file) as archive:
-            archive.extractall(temporary, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(temporary, filter="data")
+            else:  # before Python 3.11.4
+                archive.extractall(temporary, _files_below(archive))
         shutil.rmtree(file.with_name(name), ignore_errors=True)
         (temporary / name).rename(file.with_name(name))
         shutil.rmtree(temporary, ignore_errors=True)
