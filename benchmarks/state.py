@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from population import children, proportional, two_nn
+from population import children, memory, network
 
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Engine, Run
@@ -42,7 +42,7 @@ class Meter(Callback):
 
     def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         pids = [os.getpid(), *children(os.getpid())]
-        used = sum(proportional(pid) for pid in pids)
+        used = sum(memory(pid)[0] for pid in pids)
         self.most = max(self.most, used)
         self._clients.update(row.clients)
         if row.seconds["records"] not in self.saves:
@@ -87,7 +87,9 @@ def main() -> None:
         ),
     )
     held = dataset(x[:1000], y[:1000])
-    prepared = prepare(settings, Ingredients(Task(two_nn), lambda _: clients, held, "2nn"))
+    prepared = prepare(
+        settings, Ingredients(Task(lambda: network("2nn", 784)), lambda _: clients, held, "2nn")
+    )
     needed = estimate_run(prepared)
     where = f"on disk (at most {format_bytes(needed.disk)})" if needed.disk else "in memory"
     print(
