@@ -46,7 +46,7 @@ Objective = Callable[[Output, Tree], Tensor]
 """(output, parameters) -> what is minimised, []."""
 
 
-def _with_same_frozen(module: nn.Module) -> nn.Module:
+def with_same_frozen(module: nn.Module) -> nn.Module:
     """Return a copy of a module that shares its frozen parameters, which may be large."""
     frozen = (p for p in module.parameters() if not p.requires_grad)
     return copy.deepcopy(module, {id(p): p for p in frozen})
@@ -82,7 +82,7 @@ class Network:
         for layer in self._train.modules():
             if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
                 layer.sparse = False  # dense gradients of the same numbers, which all parts accept
-        self._eval = _with_same_frozen(self._train).eval()
+        self._eval = with_same_frozen(self._train).eval()
         if batch_statistics:
             for layer in self._eval.modules():
                 if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
@@ -110,7 +110,7 @@ class Network:
         twin = copy.copy(self)
         twin.channels_last = self.channels_last and device.type == "cpu"
         twin._train = copy.deepcopy(self._train).to(device)
-        twin._eval = _with_same_frozen(twin._train)
+        twin._eval = with_same_frozen(twin._train)
         for layer, its_twin in zip(self._eval.modules(), twin._eval.modules(), strict=True):
             its_twin.training = layer.training
         twin._functions = twin._make_functions()
@@ -123,7 +123,7 @@ class Network:
         if not any(layer.training for layer in self._eval.modules()):
             return self
         twin = copy.copy(self)
-        twin._eval = _with_same_frozen(self._train).eval()
+        twin._eval = with_same_frozen(self._train).eval()
         twin._functions = twin._make_functions()
         return twin
 

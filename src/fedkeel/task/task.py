@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from fedkeel.task.metrics.base import TaskInfo
 from fedkeel.task.metrics.metric_set import MetricSet, make_metric_set
 from fedkeel.task.metrics.pictures import picture_metrics
 from fedkeel.task.metrics.registry import MetricLike
-from fedkeel.task.network import Network
+from fedkeel.task.network import Network, with_same_frozen
 from fedkeel.task.output_check import check_loss, check_output
 from fedkeel.task.outputs import scores_of
 from fedkeel.task.parameter_names import module_names
@@ -291,7 +290,7 @@ def _check_buffers(kind: str, buffers: Tree, policy: Buffers) -> None:
 def _check_copy(module: nn.Module) -> None:
     """Refuse a module that torch cannot copy, such as one with old-style weight norm."""
     try:
-        copy.deepcopy(module)
+        with_same_frozen(module)
     except Exception as error:  # whatever a user's module may raise
         raise ModelError(
             f"{type(module).__name__} cannot be copied, and each process trains a copy.",
