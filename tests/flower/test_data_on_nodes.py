@@ -127,6 +127,19 @@ def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
     assert load_file(next((tmp_path / "run").rglob("*.safetensors"))).keys()
 
 
+def test_a_server_that_does_not_wait_for_nodes_with_data_of_their_own(tmp_path: Path) -> None:
+    experiment = own(method="scaffold+fedasync", rounds=6, weights="uniform")
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+    rows = serve(grid, experiment, RunOptions(tmp_path / "run")).rows
+    assert {client for row in rows for client in row.clients} == {0, 1}
+    assert [len(row.staleness_seconds) for row in rows[1:]] == [1] * 6
+    assert sum(row.examples for row in rows[1:]) > 0
+    assert rows[-1].test is not None
+    assert rows[-1].test.examples == 6 + 8
+    assert [row.faults for row in rows] == [{}] * 7
+
+
 def test_sums_are_secure_where_the_data_are_on_nodes_that_share_a_folder(tmp_path: Path) -> None:
     data = [str(table(tmp_path / f"{k}.csv", k)) for k in range(2)]
     models = []

@@ -129,10 +129,10 @@ class Cohort(Settings):
         candidates: for ``power_of_choice``, d: how many clients are asked for their loss in each
             round; None for twice those of a round, as far as there are so many.
         exploration: for ``oort``, share of a round's clients that have never trained, in the first
-            round, in [0, 1]. It falls by 2 % a round, down to 0.2.
+            round, in [0, 1]; None for 0.9. It falls by 2 % a round, down to 0.2.
         preferred_seconds: for ``oort``, T: a client whose round takes t > T seconds of virtual time
             counts (T / t) ** `slowness_exponent` times as much; None for the median of all clients.
-        slowness_exponent: for ``oort``, see there, >= 0.
+        slowness_exponent: for ``oort``, see there, >= 0; None for 2.
     """
 
     participation: float | None = Field(None, gt=0.0, le=1.0)
@@ -141,17 +141,16 @@ class Cohort(Settings):
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     new_clients: int = Field(0, ge=0)
     candidates: int | None = Field(None, ge=1)
-    exploration: float = Field(0.9, ge=0.0, le=1.0)
+    exploration: float | None = Field(None, ge=0.0, le=1.0)
     preferred_seconds: float | None = Field(None, gt=0.0)
-    slowness_exponent: float = Field(2.0, ge=0.0)
+    slowness_exponent: float | None = Field(None, ge=0.0)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.participation is not None and self.clients is not None:
             raise ValueError("give 'participation' or 'clients', not both")
         for name, sampling in _ONLY_FOR.items():
-            is_set = getattr(self, name) != type(self).model_fields[name].default
-            if is_set and self.sampling != sampling:
+            if getattr(self, name) is not None and self.sampling != sampling:
                 raise ValueError(f"'{name}' is for sampling = {sampling!r} alone")
         return self
 

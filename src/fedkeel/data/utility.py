@@ -17,8 +17,12 @@ from fedkeel.config import Cohort
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 
-FALL, LEAST_EXPLORATION = 0.98, 0.2
-"""Factor by which the share of clients that have never trained falls each round, and its end."""
+FIRST_EXPLORATION, FALL, LEAST_EXPLORATION = 0.9, 0.98, 0.2
+"""Share of clients that have never trained in the first round, the factor by which it falls each
+round, and its end."""
+
+SLOWNESS_EXPONENT = 2.0
+"""alpha of `oort_utility` where the settings have none."""
 
 CUT, CLIP = 0.95, 95.0
 """Share of the last chosen client's utility that makes a client eligible; percentile at which
@@ -77,10 +81,8 @@ def explored_share(settings: Cohort, round: int) -> float:
     >>> explored_share(Cohort(sampling="oort"), 2)
     0.882
     """
-    if not settings.exploration:
-        return 0.0
-    floor = min(settings.exploration, LEAST_EXPLORATION)
-    return max(floor, settings.exploration * FALL ** (round - 1))
+    first = FIRST_EXPLORATION if settings.exploration is None else settings.exploration
+    return max(min(first, LEAST_EXPLORATION), first * FALL ** (round - 1))
 
 
 def draw_by_utility(

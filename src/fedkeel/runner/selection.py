@@ -13,6 +13,7 @@ from fedkeel.data.cohort import Selection, select, selectable, with_dropouts
 from fedkeel.data.federation import Federation, concatenate_rows
 from fedkeel.data.partition.common import Floats
 from fedkeel.data.utility import (
+    SLOWNESS_EXPONENT,
     draw_by_utility,
     explored_share,
     largest_losses,
@@ -128,6 +129,7 @@ class SelectionByLosses:
 
     def _utility_of(self, clients: Ints, round: int) -> Floats:
         seconds, preferred = self.seconds, self._cohort.preferred_seconds
+        exponent = self._cohort.slowness_exponent
         if seconds is not None:
             preferred = preferred or float(np.median(seconds))
             seconds = seconds[clients]
@@ -137,7 +139,7 @@ class SelectionByLosses:
             round,
             seconds,
             preferred or 1.0,
-            self._cohort.slowness_exponent,
+            SLOWNESS_EXPONENT if exponent is None else exponent,
         )
 
     # --- what is remembered ----------------------------------------------------------------------
