@@ -80,7 +80,10 @@ def metrics() -> None:
 
 def privacy() -> None:
     """Noise is calibrated for a budget."""
-    command("run", "--preset", "digits", "-q", "-s", "rounds=1", "-s", "privacy.epsilon=8")
+    budget = ("privacy.epsilon=8", "privacy.delta=1e-5", "weights=uniform", "rounds=1")
+    command(
+        "run", "--preset", "digits", "-q", *(word for value in budget for word in ("-s", value))
+    )
 
 
 def run(**task: object) -> None:

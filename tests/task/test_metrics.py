@@ -350,6 +350,17 @@ def test_a_function_with_a_value_for_each_example_is_a_metric() -> None:
     assert (scores["error"], scores["worse"]) == pytest.approx((expected, expected))
 
 
+def test_metrics_of_torchmetrics_of_one_score_for_each_example() -> None:
+    """The model returns [N, 1]; quantities and labels are [N]."""
+    output, y = draw(40, 1), draw(40, seed=5)
+    scores = scores_of([torchmetrics.MeanAbsoluteError()], output, y, LOSSES["mse"])[0]
+    expected = sk.mean_absolute_error(y, output)
+    assert scores["MeanAbsoluteError"] == pytest.approx(expected, rel=1e-6)
+    y = labels(40, 2)
+    scores = scores_of([torchmetrics.AUROC("binary")], output, y, LOSSES["bce"], classes=2)[0]
+    assert scores["BinaryAUROC"] == pytest.approx(sk.roc_auc_score(y, output), rel=1e-6)
+
+
 def test_metrics_of_torchmetrics_by_sums_and_by_all_examples() -> None:
     output, y = draw(50, 3), labels(50, 3)
     by_sums = torchmetrics.F1Score("multiclass", num_classes=3, average="macro")

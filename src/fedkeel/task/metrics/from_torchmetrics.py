@@ -26,7 +26,8 @@ def from_torchmetrics(metric: Any, info: TaskInfo) -> SummedTorchMetric | Pooled
     """Return a metric of torchmetrics as one of ours.
 
     One whose states are all sums works everywhere. One that keeps examples works on one machine.
-    Its name is that of its class. It receives `scores_of` the output, and the target.
+    Its name is that of its class. It receives `scores_of` the output, and the target; one score of
+    an example without an axis of its own where the target has none.
     """
     name = type(metric).__name__
     higher = True if metric.higher_is_better is None else bool(metric.higher_is_better)
@@ -42,12 +43,17 @@ def from_torchmetrics(metric: Any, info: TaskInfo) -> SummedTorchMetric | Pooled
     def of_all(kept: Tensor) -> float:
         y = kept[:, width:].reshape(len(kept), *info.target)
         twin.reset()
-        twin.update(
-            kept[:, :width].reshape(len(kept), *info.scores), y.long() if info.classes else y
-        )
+        scores = kept[:, :width].reshape(len(kept), *info.scores)
+        twin.update(_paired(scores, y), y.long() if info.classes else y)
         return float(twin.compute())
 
     return PooledMetric(name, values, of_all, higher)
+
+
+def _paired(scores: Tensor, target: Tensor) -> Tensor:
+    """Return scores without their axis of one score, where the target has no such axis."""
+    is_wider = scores.ndim == target.ndim + 1 and scores.shape[1] == 1
+    return scores.squeeze(1) if is_wider else scores
 
 
 def _is_sum(reduction: object) -> bool:
@@ -80,7 +86,7 @@ class SummedTorchMetric:
             self._metric.reset()
             if bool(chosen.any()):
                 try:
-                    self._metric.update(scores[chosen], target[chosen])
+                    self._metric.update(_paired(scores[chosen], target[chosen]), target[chosen])
                 except Exception as error:  # of a library that the user has set up
                     raise ModelError(
                         f"The metric {self.name} of torchmetrics cannot take outputs and targets.",
