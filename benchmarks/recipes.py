@@ -142,7 +142,7 @@ class Recipe:
 
     def smaller(self) -> Recipe:
         """Return it for a processor: two clients, two steps each."""
-        data = replace(self.data, clients=2, size=2 * self.small)
+        data = replace(self.data, clients=2, size=2 * self.small, test=20)
         name = f"{self.name}-small"
         return replace(self, name=name, data=data, per_round=2, batch=self.small)
 
