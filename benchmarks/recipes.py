@@ -12,6 +12,7 @@ kept in `.data/` beside this file, from where they are mapped into memory.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import os
 import shutil
@@ -244,9 +245,8 @@ def named(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 def next_character() -> nn.Module:
     """The transformer of `examples/shakespeare.py`."""
     sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("src", "examples")]
-    from shakespeare import Transformer
-
-    return Transformer(65)
+    module: nn.Module = importlib.import_module("shakespeare").Transformer(65)
+    return module
 
 
 CIFAR = Data(1000, 50, (3, 32, 32))
