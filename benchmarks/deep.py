@@ -1,144 +1,75 @@
 """Deep networks against a plain PyTorch loop: python benchmarks/deep.py [resnet18_gn ...] [--gpu]
 
-Both train the same clients in one run, one after the other on one device. Every measurement is made
-in a process of its own, which is forked after the imports, so that one cannot warm up another. The
-plain loop is that of `peers/run_plain.py`, with cudnn's search of algorithms switched on. Where no
-GPU is asked for, sizes are small: that only shows that the script runs.
+Both train the same clients (`DEEP` in recipes.py) in one run, in turn, `--repeats` times over. Each
+measurement is made in a process of its own, which is forked after the imports, so that one cannot
+warm up another. The plain loop is that of `peers/run_plain.py`, on a GPU with cudnn's search of
+algorithms switched on, on a processor in as many processes as there are cores. pfl runs where
+`.envs/pfl` is (`peers/make.sh`). On a processor the clients are few and small.
 
-Prints a line for each measurement and a table at the end, and adds the rows to a file.
+On a processor the seconds that all processes of a contestant have worked are noted too: where other
+work shares the machine, they say more than a clock.
+
+Prints a line for each measurement and a table at the end, and adds the rows to a file. `--table`
+prints the table of the rows of a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import multiprocessing
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import fedkeel as fk
 from fedkeel.config import Precision
 from fedkeel.engine.process.numerics import set_numerics
-from fedkeel.task.models import make
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(1, str(HERE / "peers"))
 
-from recipes import Arrays, Data, Recipe  # noqa: E402
-from run_plain import Trainer  # noqa: E402
+from compare import spread  # noqa: E402
+from meter import tree  # noqa: E402
+from recipes import DEEP, Recipe, load  # noqa: E402
+from run_fedkeel import clients, commit, dataset, task  # noqa: E402
+from run_plain import Trainer, run  # noqa: E402
+
+from harness import Clock  # noqa: E402
+
+CORES = os.cpu_count() or 1
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Deep:
-    """A network of a paper and the clients of a round.
-
-    Args:
-        model: name in fedkeel's list of networks.
-        clients: number of clients, all of which take part.
-        size: examples of each.
-        batch: examples of a step.
-        shape: of one input; of one axis where inputs are characters.
-        classes: number of classes.
-        args: arguments of the network.
-    """
-
-    model: str
-    clients: int
-    size: int
-    batch: int
-    shape: tuple[int, ...] = (3, 32, 32)
-    classes: int = 10
-    args: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def is_text(self) -> bool:
-        """Whether inputs are characters."""
-        return len(self.shape) == 1
-
-    def network(self) -> nn.Module:
-        """Return the network with its initial weights."""
-        return make(self.model, self.shape, self.classes, dict(self.args))
-
-    def recipe(self, rounds: int) -> Recipe:
-        """Return it as the plain loop takes it."""
-        data = Data(self.clients, self.size, self.shape, self.classes, test=TEST)
-        lr = 0.01
-        return Recipe(
-            self.model, self.model, data, self.network, self.clients, self.batch, lr, rounds
-        )
-
-    def small(self) -> Deep:
-        """Return the same for a processor, a few seconds of work."""
-        args = {"resnet18_gn": (("width", 8),), "vit": (("depth", 1),)}.get(self.model, ())
-        return replace(self, clients=2, size=8, batch=4, args=args)
-
-
-TEST = 200
-"""Test examples."""
-
-DEEP = {
-    deep.model: deep
-    for deep in (
-        Deep("resnet18_gn", 10, 500, 50),
-        Deep("fixup_resnet9", 20, 100, 20, classes=100),
-        Deep("vit", 10, 250, 25),
-        Deep("lenet5", 10, 320, 64),
-        Deep("resnet20", 10, 320, 64),
-        Deep("vgg11", 10, 250, 50),
-        Deep("char_lstm", 10, 200, 20, (80,), 80),
-        Deep("densenet121_gn", 10, 100, 20, (3, 64, 64)),
-    )
-}
-
-
-def arrays(deep: Deep) -> Arrays:
-    """Return random inputs and labels; their meaning changes no speed."""
-    random = torch.Generator().manual_seed(2026)
-    count = deep.clients * deep.size
-
-    def inputs(n: int) -> Tensor:
-        if deep.is_text:
-            return torch.randint(deep.classes, (n, *deep.shape), generator=random)
-        return torch.randn(n, *deep.shape, generator=random)
-
-    def labels(n: int) -> Tensor:
-        return torch.randint(deep.classes, (n,), generator=random)
-
-    offsets = np.arange(deep.clients + 1) * deep.size
-    return Arrays(inputs(count), labels(count), offsets, inputs(TEST), labels(TEST))
-
-
-def plain(deep: Deep, given: argparse.Namespace, precision: Precision) -> Row:
+def plain(deep: Recipe, given: argparse.Namespace, precision: Precision) -> Row:
     """Measure rounds of the plain loop."""
-    recipe, device = deep.recipe(given.rounds), given.device
+    device = given.device
     set_numerics(precision)
     torch.backends.cudnn.benchmark = True
     began = time.perf_counter()
-    trainer = Trainer(recipe, arrays(deep).to(device), device)
+    trainer = Trainer(deep, load(deep.data).to(device), device)
     seconds: list[float] = []
     while len(seconds) < given.rounds:
         if len(seconds) == 2 and given.profiler is not None:
             given.profiler.start()
         last = time.perf_counter()
-        trainer.train(range(deep.clients))
+        trainer.train(range(deep.per_round))
         with torch.no_grad():
             for start, total in zip(trainer.start, trainer.total, strict=True):
-                start.copy_(total).div_(deep.clients * deep.size)
+                start.copy_(total).div_(len(trainer.arrays.x))
         synchronize(device)
         seconds.append(time.perf_counter() - last)
         if len(seconds) == 1:
@@ -148,6 +79,44 @@ def plain(deep: Deep, given: argparse.Namespace, precision: Precision) -> Row:
     return {"first": first, "seconds": seconds[1:]}
 
 
+class BusyClock(Clock):
+    """Also notes how long all processes have worked in each round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: list[float] = []
+        self._worked = 0.0
+
+    def skip(self) -> float:
+        """Also forget the work so far."""
+        self._worked = worked()
+        return super().skip()
+
+    def round(self) -> None:
+        """Note the end of a round."""
+        super().round()
+        before, self._worked = self._worked, worked()
+        self.work.append(self._worked - before)
+
+
+def worked() -> float:
+    """Return the processor seconds of this process and its descendants."""
+    ticks = 0
+    for pid in tree(os.getpid()):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def plain_processes(deep: Recipe, given: argparse.Namespace) -> Row:
+    """Measure rounds of the plain loop in a process for each core."""
+    set_numerics("float32")
+    arrays, clock = load(deep.data), BusyClock()
+    start = run(deep, arrays, given.rounds, CORES, clock)["start"]
+    return {"first": start + clock.rounds[0], "seconds": clock.rounds[1:], "work": clock.work[1:]}
+
+
 class Watch(fk.Callback):
     """Notes when rounds end, and ends the run when enough have been seen."""
 
@@ -155,16 +124,19 @@ class Watch(fk.Callback):
         self._began = time.perf_counter()
         self._count, self._enough, self._profiler = rounds, enough, profiler
         self.first, self.rounds = 0.0, list[float]()
+        self.work, self._worked = list[float](), 0.0
 
     def on_round_end(self, row: Any, model: Any) -> None:
         """Note the time."""
         if row.round == 2 and self._profiler is not None:
             self._profiler.start()
+        before, self._worked = self._worked, worked()
         if row.round == 1:
             self.first = time.perf_counter() - self._began
         elif row.round > 1:
             spent = {k: v for k, v in row.seconds.items() if not k.startswith("evaluat")}
             self.rounds.append(sum(spent.values()))
+            self.work.append(self._worked - before)
 
     def stop_reason(self, row: Any) -> str:
         """Return why the run ends early."""
@@ -173,28 +145,20 @@ class Watch(fk.Callback):
 
 
 def ours(
-    deep: Deep, given: argparse.Namespace, precision: Precision, engine: dict[str, Any]
+    deep: Recipe, given: argparse.Namespace, precision: Precision, engine: dict[str, Any]
 ) -> Row:
     """Measure rounds of fedkeel."""
-    data = arrays(deep)
-    federation = fk.Federation(
-        data=fk.dataset(data.x, data.y, tokens=deep.is_text, classes=deep.classes),
-        rows=np.arange(data.offsets[-1]),
-        offsets=data.offsets,
-        holdout_rows=data.offsets[:-1].copy(),
-        holdout_offsets=np.arange(len(data.offsets)),
-    )
-    test = fk.dataset(data.test_x, data.test_y, tokens=deep.is_text, classes=deep.classes)
+    arrays = load(deep.data)
     torch.manual_seed(0)
     watch = Watch(given.rounds - 2, given.enough, given.profiler)
     began = time.perf_counter()
     result = fk.run(
         "fedavg",
-        task=fk.Task(deep.network(), buffers="average"),
-        clients=federation,
-        test=test,
+        task=task(deep),
+        clients=clients(arrays, deep.data),
+        test=dataset(arrays.test_x, arrays.test_y, deep.data),
         rounds=10_000,  # so that `auto` takes the engine of a long run
-        local=fk.Local(lr=0.01, epochs=1, batch_size=deep.batch),
+        local=fk.Local(lr=deep.lr, epochs=1, batch_size=deep.batch),
         seed=0,
         evaluation=fk.Evaluation(every=1000),
         engine=fk.Engine(precision=precision, checkpoint_seconds=1e9, **engine),
@@ -205,6 +169,7 @@ def ours(
     return {
         "first": watch.first,
         "seconds": watch.rounds,
+        "work": watch.work,
         "whole": time.perf_counter() - began,
         "ran": f"{ran.kind} x {ran.parallel_clients} {ran.device}",
         "reasons": list(ran.reasons),
@@ -212,7 +177,28 @@ def ours(
     }
 
 
-CONTESTANTS: dict[str, Callable[[Deep, argparse.Namespace], Row]] = {
+def peer(deep: Recipe, given: argparse.Namespace, name: str, *options: str) -> Row:
+    """Measure rounds by a script of `peers/`, in its environment where there is one."""
+    python = HERE / ".envs" / name / "bin" / "python"
+    if not python.exists():
+        return {"error": f"there is no {python.relative_to(HERE)}"}
+    script = str(HERE / "peers" / f"run_{name}.py")
+    command = [str(python), script, deep.name, *options, "--device", given.device]
+    command += ["--rounds", str(given.rounds)]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    row = json.loads(printed.splitlines()[-1])
+    return {
+        "first": row["start"] + row["first"],
+        "seconds": row["seconds"],
+        "version": row["version"],
+    }
+
+
+CONTESTANTS: dict[str, Callable[[Recipe, argparse.Namespace], Row]] = {
+    f"plain, {CORES} processes": plain_processes,
+    "pfl": lambda deep, given: peer(
+        deep, given, "pfl", "--processes", "1" if given.gpu else str(CORES)
+    ),
     "plain float32": lambda deep, given: plain(deep, given, "float32"),
     "plain tf32": lambda deep, given: plain(deep, given, "tf32"),
     "auto float32": lambda deep, given: ours(deep, given, "float32", {}),
@@ -225,6 +211,8 @@ CONTESTANTS: dict[str, Callable[[Deep, argparse.Namespace], Row]] = {
         deep, given, "float32", {"kind": "sequential", "device": given.device}
     ),
 }
+ON_CPU = (f"plain, {CORES} processes", "pfl", "auto float32")
+ON_GPU = tuple(name for name in CONTESTANTS if name != ON_CPU[0])
 
 
 def synchronize(device: str) -> None:
@@ -233,7 +221,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def child(name: str, deep: Deep, given: argparse.Namespace, pipe: Connection) -> None:
+def child(name: str, deep: Recipe, given: argparse.Namespace, pipe: Connection) -> None:
     """Make one measurement and send it."""
     os.setsid()
     try:
@@ -247,7 +235,7 @@ def child(name: str, deep: Deep, given: argparse.Namespace, pipe: Connection) ->
         raise
 
 
-def profiled(name: str, deep: Deep, given: argparse.Namespace) -> Row:
+def profiled(name: str, deep: Recipe, given: argparse.Namespace) -> Row:
     """Make a measurement, and print where the rounds after the second spend their time."""
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 2 if given.device == "cuda" else 1]
     given.profiler = profile(activities=kinds, acc_events=True)
@@ -264,7 +252,7 @@ def profiled(name: str, deep: Deep, given: argparse.Namespace) -> Row:
     return row
 
 
-def measure(name: str, deep: Deep, given: argparse.Namespace, limit: float) -> Row:
+def measure(name: str, deep: Recipe, given: argparse.Namespace, limit: float) -> Row:
     """Measure in a process of its own, which is killed after so many seconds."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
@@ -285,33 +273,49 @@ def measure(name: str, deep: Deep, given: argparse.Namespace, limit: float) -> R
     return row
 
 
-def cell(row: Row | None) -> str:
-    """Return the median of a round."""
-    if row is None:
-        return ""
-    if "error" in row:
-        return "failed"
-    return f"{statistics.median(row['seconds']):.4f}" if row["seconds"] else "-"
+def middle(row: Row, of: str = "seconds") -> float:
+    """Return the median of a round, NaN where there was none."""
+    return statistics.median(row.get(of) or [math.nan])
 
 
-def table(rows: list[Row], names: list[str]) -> None:
-    """Print seconds of a round, and of the time until the first round has ended."""
-    print(f"\n| network | {' | '.join(names)} | first round after, s: {', '.join(names)} |")
-    print("|---" * (len(names) + 2) + "|")
+def table(rows: list[Row]) -> None:
+    """Print seconds of a round, of everything up to the end of the first, and ratios to `auto`."""
+    names = list(dict.fromkeys(row["contestant"] for row in rows))
+    others = [name for name in names if name != "auto float32"]
+    measures = ("seconds", "work") if any("work" in row for row in rows) else ("seconds",)
+    heads = [
+        *names,
+        *(f"{n}: first round after" for n in names),
+        *(f"{n} / auto, {m}" for m in measures for n in others),
+    ]
+    print(f"\n| network | {' | '.join(heads)} |")
+    print("|---" * (len(heads) + 1) + "|")
     for model in dict.fromkeys(row["network"] for row in rows):
-        by_name = {row["contestant"]: row for row in rows if row["network"] == model}
-        first = [
-            f"{by_name[n]['first']:.1f}" if "first" in by_name.get(n, {}) else "-" for n in names
-        ]
-        cells = [cell(by_name.get(name)) for name in names]
-        print(f"| {model} | {' | '.join(cells)} | {', '.join(first)} |")
+        timed = [row for row in rows if row["network"] == model and row.get("seconds")]
+        by_name = {n: {r["repeat"]: r for r in timed if r["contestant"] == n} for n in names}
+        ours = by_name.get("auto float32", {})
+        cells = [medians(map(middle, by_name[n].values()), ".4f") for n in names]
+        cells += [medians((r["first"] for r in by_name[n].values()), ".1f") for n in names]
+        for of in measures:
+            for name in others:
+                theirs = by_name[name]
+                both = [r for r in theirs.keys() & ours.keys() if theirs[r].get(of)]
+                cells.append(spread([middle(theirs[r], of) / middle(ours[r], of) for r in both]))
+        print(f"| {model} | {' | '.join(cells)} |")
+
+
+def medians(values: Iterable[float], form: str) -> str:
+    """Format the median, "" of nothing."""
+    numbers = list(values)
+    return format(statistics.median(numbers), form) if numbers else ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="*", default=list(DEEP))
-    parser.add_argument("--contestants", nargs="*", default=list(CONTESTANTS))
+    parser.add_argument("--contestants", nargs="*", help="; ".join(CONTESTANTS))
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--enough", type=float, default=3.0, help="seconds of rounds to look at")
     parser.add_argument("--limit", type=float, default=60, help="seconds for one measurement")
     parser.add_argument("--seconds", type=float, default=1e9, help="for everything")
@@ -319,32 +323,49 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="spoils the times")
     parser.add_argument("--go", default="first")
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--table", action="store_true", help="of the rows of a go in a file")
     given = parser.parse_args()
     given.profiler = None
     given.device = "cuda" if given.gpu else "cpu"
+    if given.table:
+        every = map(json.loads, given.results.read_text().splitlines())
+        table([row for row in every if row["go"] == given.go])
+        return
     deadline, rows = time.monotonic() + given.seconds, list[Row]()
+    names = given.contestants or (ON_GPU if given.gpu else ON_CPU)
     for model in given.networks:
-        deep = DEEP[model] if given.gpu else DEEP[model].small()
-        for name in given.contestants:
-            left = deadline - time.monotonic()
-            if left < 5:
-                continue
-            row = measure(name, deep, given, min(given.limit, left))
-            row = {
-                "go": given.go,
-                "network": model,
-                "contestant": name,
-                "torch": torch.__version__,
-                **row,
-            }
-            rows.append(row)
-            said = row.get("error") or f"{cell(row)} s a round, first after {row['first']:.1f} s"
-            more = {k: row[k] for k in ("ran", "phases", "reasons", "gpu_peak_mb") if row.get(k)}
-            print(f"{model:15} {name:18} {said} {more or ''}", flush=True)
-            if given.results:
-                with given.results.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-    table(rows, given.contestants)
+        deep = DEEP[model] if given.gpu else DEEP[model].smaller()
+        load(deep.data)  # so that making them is in nobody's time
+        for repeat in range(given.repeats):
+            for name in names:
+                left = deadline - time.monotonic()
+                if left < 5:
+                    continue
+                row = {
+                    "go": given.go,
+                    "network": deep.name,
+                    "contestant": name,
+                    "repeat": repeat,
+                    "torch": torch.__version__,
+                    "commit": commit(),
+                    "at": time.strftime("%F %R"),
+                    **measure(name, deep, given, min(given.limit, left)),
+                }
+                rows.append(row)
+                report(row, given.results)
+    table(rows)
+
+
+def report(row: Row, results: Path | None) -> None:
+    """Print a measurement, and add it to a file."""
+    said = row.get("error") or f"{middle(row):.4f} s a round, first after {row['first']:.1f} s"
+    if "work" in row:
+        said += f", {middle(row, 'work'):.2f} s of work a round"
+    more = {k: row[k] for k in ("ran", "phases", "reasons", "gpu_peak_mb") if row.get(k)}
+    print(f"{row['network']:15} {row['contestant']:18} {said} {more or ''}", flush=True)
+    if results:
+        with results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def main() -> None:
     given = parser.parse_args()
     recipe = recipes.RECIPES[given.recipe]
     arrays = recipes.load(recipe.data)
-    work = recipes.work(recipe.network(), recipe.data.shape)
+    work = recipes.work(recipe.network(), recipe.data)
     methods = ["fedavg", *given.methods.split(",")]
     found: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(given.repeats):

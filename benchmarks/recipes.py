@@ -1,7 +1,8 @@
 """The work that is timed: sizes, models, data and schedules, without any library.
 
 Every peer imports this file in its own environment, so that model, initial weights, data, cohort
-size, local steps and learning rate are the same. It needs torch and NumPy, nothing else.
+size, local steps and learning rate are the same. It needs torch and NumPy, and for the deep
+networks, which it takes from fedkeel's list, pydantic and safetensors.
 
 The data are synthetic, because speed does not depend on their meaning: Gaussian noise plus a faint
 pattern for each class, so that accuracies can be compared too. They are made once from the seed and
@@ -10,12 +11,16 @@ kept in `.data/` beside this file, from where they are mapped into memory.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +43,8 @@ class Data:
         signal: root mean square of the class patterns, beside noise of deviation 1.
         test: number of test examples.
         seed: what everything is drawn from.
+        vocabulary: number of tokens of which inputs consist; 0 where they are no tokens.
+        every_place: whether a token is predicted at each place of an input.
     """
 
     clients: int
@@ -48,6 +55,8 @@ class Data:
     signal: float = 0.15
     test: int = 10_000
     seed: int = 2026
+    vocabulary: int = 0
+    every_place: bool = False
 
     def sizes(self) -> np.ndarray:
         """[clients] number of examples of each client, at least 1."""
@@ -64,6 +73,8 @@ class Data:
         return (
             f"{self.clients}x{self.size}-{self.spread:g}-{shape}-{self.classes}"
             f"-{self.signal:g}-{self.test}-{self.seed}"
+            + f"-{self.vocabulary}-{self.every_place:d}"
+            * bool(self.vocabulary)
         )
 
 
@@ -110,6 +121,7 @@ class Recipe:
         method: "fedavg" or "scaffold".
         where: "cpu", or "gpu" for what takes too long elsewhere.
         few: rounds for a peer that needs minutes for one.
+        small: examples in a local step on a processor, of a network for a GPU.
     """
 
     name: str
@@ -127,6 +139,13 @@ class Recipe:
     few: int = 3
     evaluation_batch: int = 250
     seed: int = 0
+    small: int = 0
+
+    def smaller(self) -> Recipe:
+        """Return it for a processor: two clients, two steps each."""
+        data = replace(self.data, clients=2, size=2 * self.small, test=20)
+        name = f"{self.name}-small"
+        return replace(self, name=name, data=data, per_round=2, batch=self.small)
 
     def network(self) -> nn.Module:
         """Build the network with its initial weights."""
@@ -149,7 +168,7 @@ class Recipe:
 
     def multiply_adds(self) -> float:
         """Multiply-adds of one example's forward and backward pass: see `Work.gradient`."""
-        return work(self.network(), self.data.shape).gradient
+        return work(self.network(), self.data).gradient
 
 
 def pfl_cnn() -> nn.Module:
@@ -215,6 +234,21 @@ def tutorial_cnn() -> nn.Module:
     )
 
 
+def named(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network of fedkeel's list."""
+    sys.path.append(str(Path(__file__).parent.parent / "src"))  # where fedkeel is not installed
+    from fedkeel.task.models import make
+
+    return make(name, shape, classes)
+
+
+def next_character() -> nn.Module:
+    """The transformer of `examples/shakespeare.py`."""
+    sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("src", "examples")]
+    module: nn.Module = importlib.import_module("shakespeare").Transformer(65)
+    return module
+
+
 CIFAR = Data(1000, 50, (3, 32, 32))
 TINY = Data(1000, 60, (784,))
 A = Recipe("A", "CIFAR10 of pfl-research", CIFAR, pfl_cnn, 50, 10, 0.1, 20)
@@ -268,6 +302,47 @@ RECIPES = {
 }
 
 
+def _deep(name: str, clients: int, size: int, batch: int, small: int, **data: Any) -> Recipe:
+    """A network of a paper; all clients take part. `small` is the batch on a processor."""
+    values = {"shape": (3, 32, 32), "test": 200, **data}
+    whole = Data(clients, size, **values)
+    build = next_character if name == "transformer" else named_model(name, whole)
+    return Recipe(name, name, whole, build, clients, batch, 0.01, 6, small=small)
+
+
+def named_model(name: str, data: Data) -> Callable[[], nn.Module]:
+    """What builds a network of fedkeel's list for data."""
+    return functools.partial(named, name, data.shape, data.classes)
+
+
+DEEP = {
+    recipe.name: recipe
+    for recipe in (
+        _deep("resnet18_gn", 10, 500, 50, small=5),
+        _deep("fixup_resnet9", 20, 100, 20, small=5, classes=100),
+        _deep("vgg11", 10, 250, 50, small=5),
+        _deep("densenet121_gn", 10, 100, 20, small=4, shape=(3, 64, 64)),
+        _deep("resnet20", 10, 320, 64, small=16),
+        _deep("vit", 10, 250, 25, small=10),
+        _deep("lenet5", 10, 320, 64, small=32),
+        _deep("char_lstm", 10, 200, 20, small=10, shape=(80,), classes=80, vocabulary=80),
+        _deep(
+            "transformer",
+            10,
+            200,
+            20,
+            small=20,
+            shape=(64,),
+            classes=65,
+            vocabulary=65,
+            every_place=True,
+        ),
+    )
+}
+RECIPES |= DEEP
+RECIPES |= {f"{name}-small": recipe.smaller() for name, recipe in DEEP.items()}
+
+
 def load(data: Data) -> Arrays:
     """Map the data into memory; make them first where they have not been made."""
     folder = FOLDER / data.name
@@ -291,13 +366,29 @@ def load(data: Data) -> Arrays:
 def _made(data: Data) -> dict[str, np.ndarray]:
     """Draw labels, then noise, and add the class patterns, 4096 examples at a time."""
     random = torch.Generator().manual_seed(data.seed)
+    counts = (("test_", data.test), ("", int(data.sizes().sum())))
+    if data.vocabulary:
+        return _tokens(data, counts, random)
     patterns = _patterns(data, random)
     arrays = {}
-    for prefix, count in (("test_", data.test), ("", int(data.sizes().sum()))):
+    for prefix, count in counts:
         y = torch.randint(data.classes, (count,), generator=random)
         x = torch.empty(count, *data.shape)
         for rows, labels in zip(x.split(4096), y.split(4096), strict=True):
             rows.normal_(generator=random).add_(patterns[labels])
+        arrays[f"{prefix}x"], arrays[f"{prefix}y"] = x.numpy(), y.numpy()
+    return arrays
+
+
+def _tokens(
+    data: Data, counts: Iterable[tuple[str, int]], random: torch.Generator
+) -> dict[str, np.ndarray]:
+    """Draw tokens, and a target for each input or for each of its places."""
+    arrays = {}
+    for prefix, count in counts:
+        shape = (count, *data.shape) if data.every_place else (count,)
+        x = torch.randint(data.vocabulary, (count, *data.shape), generator=random)
+        y = torch.randint(data.classes, shape, generator=random)
         arrays[f"{prefix}x"], arrays[f"{prefix}y"] = x.numpy(), y.numpy()
     return arrays
 
@@ -340,9 +431,10 @@ class Work:
         return 2 * self.forward
 
 
-def work(model: nn.Module, shape: tuple[int, ...]) -> Work:
-    """What a model does with one example of a shape."""
+def work(model: nn.Module, data: Data) -> Work:
+    """What a model does with one example."""
     counts: list[float] = []
+    model.eval()  # batch normalisation takes a single example
 
     def count(layer: nn.Module, _: object, out: Tensor) -> None:
         weights = layer.get_parameter("weight")[0].numel()  # inputs of one output
@@ -354,7 +446,7 @@ def work(model: nn.Module, shape: tuple[int, ...]) -> Work:
         if isinstance(layer, (nn.Conv2d, nn.Linear))
     ]
     with torch.no_grad():
-        model(torch.zeros(1, *shape))
+        model(torch.zeros(1, *data.shape, dtype=torch.long if data.vocabulary else None))
     for hook in hooks:
         hook.remove()
     return Work(sum(counts), counts[0])
@@ -366,5 +458,5 @@ def accuracy(model: nn.Module, arrays: Arrays, batch: int) -> float:
     model.eval()
     hits = 0
     for x, y in zip(arrays.test_x.split(batch), arrays.test_y.split(batch), strict=True):
-        hits += int((model(x).argmax(1) == y).sum())
-    return hits / len(arrays.test_y)
+        hits += int((model(x).argmax(-1) == y).sum())
+    return hits / arrays.test_y.numel()

@@ -28,12 +28,25 @@ def engine(text: str):
     return fk.Engine(kind=kind, checkpoint_seconds=1e9, **values)
 
 
-def clients(arrays):
+def dataset(x, y, data):
+    """Examples as fedkeel takes them."""
+    if not data.vocabulary:
+        return fk.dataset(x, y)
+    return fk.dataset(x, y, tokens=True, classes=None if data.every_place else data.classes)
+
+
+def task(recipe):
+    """The network with its loss; running averages of batch normalisation are averaged too."""
+    loss = "token_cross_entropy" if recipe.data.every_place else "cross_entropy"
+    return fk.Task(recipe.network(), loss=loss, buffers="average")
+
+
+def clients(arrays, data):
     """The federation; of each client one example is looked at when clients are evaluated."""
     import numpy as np
 
     return fk.Federation(
-        data=fk.dataset(arrays.x, arrays.y),
+        data=dataset(arrays.x, arrays.y, data),
         rows=np.arange(arrays.offsets[-1]),
         offsets=arrays.offsets,
         holdout_rows=arrays.offsets[:-1].copy(),
@@ -64,9 +77,9 @@ def main() -> None:
         began = time.perf_counter()
         result = fk.run(
             recipe.method,
-            task=fk.Task(recipe.network()),
-            clients=clients(arrays),
-            test=(arrays.test_x, arrays.test_y),
+            task=task(recipe),
+            clients=clients(arrays, recipe.data),
+            test=dataset(arrays.test_x, arrays.test_y, recipe.data),
             rounds=given.rounds or recipe.rounds,
             local=fk.Local(lr=recipe.lr, epochs=recipe.epochs, batch_size=recipe.batch),
             clients_per_round=recipe.per_round,

@@ -48,13 +48,13 @@ def network(recipe, device: str):
     def loss(self, x, y, eval=False):
         if self.training == eval:
             self.train(not eval)
-        return F.cross_entropy(self(x), y)
+        return F.cross_entropy(self(x).flatten(0, -2), y.flatten())
 
     @torch.no_grad()
     def metrics(self, x, y, eval=True):
         if self.training == eval:
             self.train(not eval)
-        return {"accuracy": Weighted(int((self(x).argmax(1) == y).sum()), len(y))}
+        return {"accuracy": Weighted(int((self(x).argmax(-1) == y).sum()), y.numel())}
 
     model = recipe.network().to(device)
     model.loss = types.MethodType(loss, model)

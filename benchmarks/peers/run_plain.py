@@ -8,7 +8,6 @@ and keeps its own running sum in shared memory. FedAvg only.
 from __future__ import annotations
 
 import multiprocessing
-import time
 from multiprocessing.connection import Connection
 
 from harness import Clock, arguments, metered, quiet_stdout, report
@@ -50,7 +49,10 @@ class Trainer:
             order = first + torch.randperm(end - first, device=self.device)
             for rows in order.split(self.recipe.batch):
                 optimiser.zero_grad()
-                self.loss(self.model(self.arrays.x[rows]), self.arrays.y[rows]).backward()
+                scores, y = self.model(self.arrays.x[rows]), self.arrays.y[rows]
+                if y.ndim > 1:  # a token at each place
+                    scores, y = scores.flatten(0, 1), y.flatten()
+                self.loss(scores, y).backward()
                 optimiser.step()
         return end - first
 
@@ -77,25 +79,29 @@ def main() -> None:
         raise SystemExit(f"{recipe.name} needs {recipe.method}; the plain loop knows FedAvg only")
     arrays = recipes.load(recipe.data).to(given.device)
     with quiet_stdout(), metered(given.memory) as memory:
-        began = time.perf_counter()
-        trainers = [Trainer(recipe, arrays, given.device) for _ in range(given.processes)]
-        for other in trainers[1:]:
-            other.start = trainers[0].start
-        context, pipes, helpers = multiprocessing.get_context("fork"), [], []
-        for number, trainer in enumerate(trainers[1:], start=1):
-            client_state, its = context.Pipe()
-            helpers.append(context.Process(target=helper, args=(trainer, its, number), daemon=True))
-            helpers[-1].start()
-            pipes.append(client_state)
         clock = Clock(given.device)
-        start = time.perf_counter() - began
-        examples, score = rounds(given.rounds or recipe.rounds, recipe, trainers, pipes, clock)
-        for pipe in pipes:
-            pipe.send(None)
-        for process in helpers:
-            process.join()
-    values = {"start": start, "accuracy": score, "examples": examples, **memory}
-    report("plain", None, recipe, given, clock, **values)
+        values = run(recipe, arrays, given.rounds or recipe.rounds, given.processes, clock)
+    report("plain", None, recipe, given, clock, **values, **memory)
+
+
+def run(recipe, arrays, count: int, processes: int, clock: Clock) -> dict:
+    """Make rounds; return the seconds before the first, and what is reported of the model."""
+    trainers = [Trainer(recipe, arrays, arrays.x.device) for _ in range(processes)]
+    for other in trainers[1:]:
+        other.start = trainers[0].start
+    context, pipes, helpers = multiprocessing.get_context("fork"), [], []
+    for number, trainer in enumerate(trainers[1:], start=1):
+        client_state, its = context.Pipe()
+        helpers.append(context.Process(target=helper, args=(trainer, its, number), daemon=True))
+        helpers[-1].start()
+        pipes.append(client_state)
+    start = clock.skip()
+    examples, score = rounds(count, recipe, trainers, pipes, clock)
+    for pipe in pipes:
+        pipe.send(None)
+    for process in helpers:
+        process.join()
+    return {"start": start, "accuracy": score, "examples": examples}
 
 
 def rounds(count: int, recipe, trainers, pipes, clock: Clock) -> tuple[list[int], float]:

@@ -166,3 +166,30 @@ def test_why_batches_are_not_padded_is_known(loss: Any, obstacle: str) -> None:
     facts = establish(replace(p.setup, training=training, federation=federation))
     assert facts.padding_obstacle.startswith(obstacle)
     assert not facts.pads
+
+
+@pytest.mark.parametrize(
+    ("layer", "may_be_last"),
+    [
+        (nn.Conv2d(4, 4, 1, stride=2), False),  # the process would die in its weights' gradient
+        (nn.Conv2d(4, 4, 1), True),
+        (nn.Conv2d(4, 4, 3, stride=2, padding=1), True),
+        (nn.Sequential(nn.Conv2d(4, 16, 1), nn.Conv2d(16, 4, 1, stride=2)), True),
+    ],
+)
+def test_strided_pointwise_convolutions_of_few_channels_keep_the_usual_layout(
+    layer: nn.Module, may_be_last: bool
+) -> None:
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 1), layer, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4)
+    )
+    prepared = ready(lambda: module, epochs=1, engine={"dtype": "float32"})
+    trainer = VectorizedTrainer(prepared.setup, 1)
+    assert trainer.strategy.channels_last == may_be_last
+    found, expected = (
+        trained(trainer, prepared),
+        trained(SequentialTrainer(prepared.setup), prepared),
+    )
+    for client, reply in expected.items():
+        torch.testing.assert_close(found[client], reply, rtol=1e-4, atol=1e-5)
+    assert trainer.strategy.is_compiled

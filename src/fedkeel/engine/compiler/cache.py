@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -107,6 +107,8 @@ class Call:
         owned: position of the state that may be written over; None for none.
         results_expire: whether the next call may write over the results.
         low_rank: prefixes of paths under which matrices may be returned as factors.
+        moved_from: of a result that says how far a tensor has moved, by its path, that tensor.
+        weights: with which such moves are added up; None where they are not.
     """
 
     name: str
@@ -115,6 +117,15 @@ class Call:
     owned: int | None = None
     results_expire: bool = True
     low_rank: tuple[str, ...] = ()
+    moved_from: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: Tensor | None = None
+
+    def rounded_size(self, path: str) -> float:
+        """Return how large the numbers are whose rounding a result has; 0 for its own size."""
+        if path not in self.moved_from:
+            return 0.0
+        total = 1.0 if self.weights is None else float(self.weights.sum())
+        return total * float(self.moved_from[path].abs().max())
 
 
 @dataclass(frozen=True)
@@ -240,7 +251,7 @@ def _compile(
         before = {path: starts[call.owned] + i for i, path in enumerate(owned_paths)}
     owned = frozenset(before.values())
     rng_state = torch.random.get_rng_state()  # both runs draw the same beside the masks
-    with use_numerics("float32"), matmul.without_onednn():
+    with use_numerics("float32", searches=not rounds_factors), matmul.without_onednn():
         with tracing(), masks.drawing():
             expected = of_tensors(*values)
         if masks.specs and not masks.orders:
@@ -271,7 +282,8 @@ def _compile(
         state = FlatState.of_results(paths, results).dense
         for path, tensor in zip(paths, expected, strict=True):
             old = values[before[path]] if path in before else None
-            if _are_close(tensor, state[path], old, narrowest):
+            size = 0.0 if masks.specs else call.rounded_size(path)
+            if _are_close(tensor, state[path], old, narrowest, size):
                 continue
             same_finite = torch.equal(torch.isfinite(tensor), torch.isfinite(state[path]))
             if masks.specs or not same_finite or not agrees_in_float64():
@@ -302,7 +314,7 @@ def _agrees_in_float64(
         return False
     owned = frozenset(before.values())
     try:
-        with tracing():
+        with tracing(), use_numerics("float32", searches=False):
             expected = function(*wide)
             program = CompiledFunction(function, wide, rate, owned)
             results = program(*[t.clone() if i in owned else t for i, t in enumerate(wide)])
@@ -336,10 +348,12 @@ def _are_close(
     second: Tensor,
     before: Tensor | None = None,
     narrowest: torch.dtype | None = None,
+    rounded_size: float = 0.0,
 ) -> bool:
     """Return whether two tensors are the same up to rounding, whatever is not finite.
 
-    The rounding is that of the `narrowest` type, where it is not their own.
+    The rounding is that of the `narrowest` type, where it is not their own, or of a few last places
+    of numbers of a size.
 
     Where both come from a tensor `before`, their changes are compared: these may be far smaller.
     """
@@ -355,4 +369,4 @@ def _are_close(
     if before is not None and before.shape == first.shape:
         change = float((first - before).abs().max())
         allowed = min(allowed, change * eps**0.25 + 8 * own * size)
-    return difference <= allowed
+    return difference <= max(allowed, 8 * own * rounded_size)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedkeel.engine.compiler import passes
 from fedkeel.engine.compiler.fuse_updates import center_factors, fuse_updates
+from fedkeel.engine.compiler.graph_nodes import remove_unused
 from fedkeel.engine.compiler.grouped_conv import replace_grouped_convolutions
 from fedkeel.engine.compiler.low_rank_pass import use_low_rank_terms
 from fedkeel.engine.compiler.trace import module_of, trace
@@ -55,9 +56,9 @@ class CompiledFunction:
     ) -> None:
         graph = trace(function, example)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        graph.eliminate_dead_code()
+        remove_unused(graph)
         passes.remove_no_ops(graph)
-        graph.eliminate_dead_code()
+        remove_unused(graph)
         passes.use_out_of_place_operations(graph, {inputs[i] for i in temporary})
         passes.fold_constants(graph)
         passes.merge_equal_operations(graph)
@@ -65,15 +66,15 @@ class CompiledFunction:
         replace_grouped_convolutions(graph)
         if rate is not None:
             center_factors(graph)
-            graph.eliminate_dead_code()
+            remove_unused(graph)
             fuse_updates(graph, inputs[rate], {inputs[i] for i in owned})
             use_low_rank_terms(graph, low_rank)
-            graph.eliminate_dead_code()
+            remove_unused(graph)
         passes.fuse_multiply_add(graph)
-        graph.eliminate_dead_code()
+        remove_unused(graph)
         passes.lay_out_gradients_as_inputs(graph)
         passes.write_in_place(graph, {inputs[i] for i in owned | temporary})
-        graph.eliminate_dead_code()
+        remove_unused(graph)
         passes.write_into_concatenation(graph)
         passes.choose_matmul_library(graph)
         graph.lint()

@@ -141,6 +141,13 @@ def is_transposition(node: fx.Node) -> bool:
     return node.target in (aten.t.default, aten.transpose.int)
 
 
+def remove_unused(graph: fx.Graph) -> None:
+    """Remove operations whose results nothing uses; fx's own way checks the whole graph before."""
+    for node in reversed(graph.nodes):
+        if not node.users and not node.is_impure():
+            graph.erase_node(node)
+
+
 def insert_call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:  # noqa: ANN401
     """Return a new node that calls a function, with its value described."""
     node = graph.call_function(target, args, kwargs)

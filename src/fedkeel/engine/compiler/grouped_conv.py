@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from fedkeel.engine.compiler.graph_nodes import insert_call
+from fedkeel.engine.compiler.graph_nodes import insert_call, remove_unused
 
 aten = torch.ops.aten
 
@@ -268,7 +268,7 @@ def replace_grouped_convolutions(graph: fx.Graph, device: str = "cuda") -> None:
                     replace_forward(node)
                 else:
                     replace_backward(node)
-    graph.eliminate_dead_code()
+    remove_unused(graph)
 
 
 def _geometry(x: Any, weight: Any, options: Sequence[Any]) -> ConvGeometry | None:  # noqa: ANN401

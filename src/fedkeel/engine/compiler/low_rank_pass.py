@@ -19,6 +19,7 @@ from fedkeel.engine.compiler.graph_nodes import (
     is_mutating,
     layout,
     output_node,
+    remove_unused,
     shape_of,
     view_base,
 )
@@ -272,7 +273,7 @@ def _replace_uses(graph: fx.Graph, sums: dict[fx.Node, Sum]) -> None:
                 new = graph.call_function(multiply, (use.args[0], how == "transposed", terms))
         new.meta.update(use.meta)
         use.replace_all_uses_with(new)
-    graph.eliminate_dead_code()
+    remove_unused(graph)
 
 
 def _replace_results(graph: fx.Graph, sums: dict[fx.Node, Sum], low_rank: Set[int]) -> None:
@@ -290,7 +291,7 @@ def _replace_results(graph: fx.Graph, sums: dict[fx.Node, Sum], low_rank: Set[in
             result.meta.update(node.meta)
             for user in users:
                 user.replace_input_with(node, result)
-    graph.eliminate_dead_code()
+    remove_unused(graph)
 
 
 def _as_arguments(terms: Sum) -> tuple[Any, ...]:

@@ -15,19 +15,23 @@ _Switch = tuple[Callable[[], str], Callable[[str], None]]
 
 
 @contextmanager
-def use_numerics(precision: Precision) -> Iterator[None]:
+def use_numerics(precision: Precision, searches: bool = True) -> Iterator[None]:
     """Compute as a worker does in this context, so that sums are added in the same order.
 
-    See `set_numerics`.
+    Args:
+        precision: see `set_numerics`.
+        searches: whether a GPU searches for the fastest algorithm of each convolution: that takes
+            seconds, and is no use where each is called once.
     """
     threads, before = torch.get_num_threads(), [read() for read, _ in _SWITCHES]
-    searches = torch.backends.cudnn.benchmark
+    searched_before = torch.backends.cudnn.benchmark
     set_numerics(precision)
+    torch.backends.cudnn.benchmark = searches
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.backends.cudnn.benchmark = searches
+        torch.backends.cudnn.benchmark = searched_before
         for (_, write), value in zip(_SWITCHES, before, strict=True):
             write(value)
 

@@ -269,7 +269,8 @@ class CompiledLoop:
         states = map(FlatState.of, (distinct, batches, end_info, weight))
         low_rank = tuple(f"client_state/{part}/" for part in plan.last_round_states)
         name = "round" if weights is None else "round, added up"
-        call = Call(name, train_group, (2, 3), low_rank=low_rank)
+        moved_from = {f"update/{k}": t for k, t in shared.message.params.items()}
+        call = Call(name, train_group, (2, 3), None, True, low_rank, moved_from, weights)
         return self.compiled.run(call, shared.arguments(client_data, *states))
 
     def _training_of(self, shared: SharedInputs) -> LocalTraining:

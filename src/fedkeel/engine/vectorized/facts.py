@@ -10,6 +10,7 @@ import numpy as np
 from fedkeel.data import batches
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.compiler.dropout_masks import RandomDraws, random_draws
+from fedkeel.engine.vectorized.memory_format import ConvolutionWatch
 from fedkeel.engine.vectorized.padding import method_obstacle, network_obstacle
 from fedkeel.method.context import Population
 from fedkeel.method.plugins import user_modules
@@ -28,12 +29,14 @@ class SetupFacts:
         draws: what the network draws in training; None where it draws nothing.
         padding_obstacle: why batches may not be padded, "" where they may.
         short_rounds: whether rounds are so short and alike that they are compiled as a whole.
+        channels_last: whether a single client's images may be laid out with channels last.
     """
 
     not_compilable: str
     draws: RandomDraws | None
     padding_obstacle: str
     short_rounds: bool
+    channels_last: bool = True
 
     @property
     def pads(self) -> bool:
@@ -58,8 +61,9 @@ def _try_out(setup: TrainingSetup) -> SetupFacts:
     network, short = setup.training.network, has_short_rounds(setup)
     if reason := why_not_compiled(setup):
         return SetupFacts(reason, RandomDraws(False, reason=reason), reason, short)
-    draws = random_draws(network, few_examples(setup))
-    return SetupFacts("", draws, _padding_obstacle(setup, draws), short)
+    with ConvolutionWatch() as watch:
+        draws = random_draws(network, few_examples(setup))
+    return SetupFacts("", draws, _padding_obstacle(setup, draws), short, watch.may_be_last)
 
 
 def why_not_compiled(setup: TrainingSetup) -> str:

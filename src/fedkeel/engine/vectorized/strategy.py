@@ -40,7 +40,12 @@ class Strategy:
         if facts.not_compilable:
             return ONE_BY_ONE
         short = facts.short_rounds
-        return cls(parallel_clients, whole_rounds_side_by_side=short, whole_rounds_single=short)
+        return cls(
+            parallel_clients,
+            whole_rounds_side_by_side=short,
+            whole_rounds_single=short,
+            channels_last=facts.channels_last,
+        )
 
     def compiles_whole_round(self, clients: int) -> bool:
         """Return whether a group's round is compiled as a whole."""

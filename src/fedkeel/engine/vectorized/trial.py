@@ -9,6 +9,7 @@ import numpy as np
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.compiler.errors import first_line
 from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.engine.rehearsal import MAX_REHEARSED
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.engine.vectorized.facts import establish, has_short_rounds
 from fedkeel.errors import FedkeelError
@@ -18,15 +19,16 @@ from fedkeel.method.context import Message
 def compile_obstacle(setup: TrainingSetup, message: Message) -> str:
     """Return why local steps cannot be compiled, "" where they can.
 
-    The two smallest clients make one step. Their results are lost.
+    The two smallest clients make one step with a few examples. Their results are lost.
 
     Args:
         setup: method, model, data and seed.
         message: any message of the run.
     """
-    training = setup.training
-    one_step = training.local.model_copy(update={"epochs": None, "steps": 1})
-    facts = establish(setup)
+    training, facts = setup.training, establish(setup)
+    size = training.local.batch_size
+    few = MAX_REHEARSED if size == "all" else min(size, MAX_REHEARSED)
+    one_step = training.local.model_copy(update={"epochs": None, "steps": 1, "batch_size": few})
     setup = replace(setup, training=replace(training, local=one_step))
     facts = replace(facts, short_rounds=has_short_rounds(setup))
     sizes = setup.federation.sizes
