@@ -170,6 +170,7 @@ def test_a_run_that_goes_on_chooses_the_same(sampling: str, tmp_path: Path) -> N
     ("cohort", "given", "says"),
     [
         ({"sampling": "oort"}, {"method": "fedasync"}, "the server waits for none"),
+        ({"sampling": "oort"}, {"method": "fedper(keep='theta')"}, "personal parameters"),
         ({"sampling": "power_of_choice", "candidates": 1}, {}, "does not fit"),
         (
             {"sampling": "power_of_choice"},
