@@ -79,24 +79,34 @@ def plain(deep: Recipe, given: argparse.Namespace, precision: Precision) -> Row:
     return {"first": first, "seconds": seconds[1:]}
 
 
-class BusyClock(Clock):
-    """Also notes how long all processes have worked in each round."""
+class BusyClock:
+    """A `Clock` that also notes how long all processes have worked in each round."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._clock = Clock()
         self.work: list[float] = []
         self._worked = 0.0
 
+    @property
+    def rounds(self) -> list[float]:
+        """Seconds of each round."""
+        return list(self._clock.rounds)
+
     def skip(self) -> float:
-        """Also forget the work so far."""
+        """Return the seconds since the last lap; also forget the work so far."""
         self._worked = worked()
-        return super().skip()
+        return float(self._clock.skip())
 
     def round(self) -> None:
         """Note the end of a round."""
-        super().round()
+        self._clock.round()
         before, self._worked = self._worked, worked()
         self.work.append(self._worked - before)
+
+    def evaluation(self) -> None:
+        """Note the end of an evaluation, whose work counts in no round."""
+        self._clock.evaluation()
+        self._worked = worked()
 
 
 def worked() -> float:
@@ -106,7 +116,7 @@ def worked() -> float:
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
             ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return float(ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def plain_processes(deep: Recipe, given: argparse.Namespace) -> Row:
@@ -275,7 +285,7 @@ def measure(name: str, deep: Recipe, given: argparse.Namespace, limit: float) ->
 
 def middle(row: Row, of: str = "seconds") -> float:
     """Return the median of a round, NaN where there was none."""
-    return statistics.median(row.get(of) or [math.nan])
+    return float(statistics.median(row.get(of) or [math.nan]))
 
 
 def table(rows: list[Row]) -> None:

@@ -43,6 +43,10 @@ LONG_STEP = 5e9
 """Multiply-adds of a step from which compiled steps gain nothing on a CPU: arithmetic decides, and
 large networks take seconds to compile."""
 
+MANY_OPERATIONS, COMPILE_SHARE = 1500, 0.1
+"""Operations of a step from which it is compiled on a CPU only if that takes at most this share of
+the run's time. A recurrent network of plain operations has thousands."""
+
 GROUP_SIZE, LARGEST_GROUP = 32, 128
 """Clients of a group on a CPU, at most: more take longer to compile, and leave the cache. Groups of
 small batches may be larger."""
@@ -146,7 +150,7 @@ class EngineRule:
         if requested.kind == "auto" and device == "cpu" and not devices:
             who = "" if self._count == 1 else f"{self._hindered}: "
             reasons = [*reasons, who + self._obstacle] if self._obstacle else reasons
-            if self._obstacle or work.seconds < SHORT_RUN_SECONDS or work.multiply_adds > LONG_STEP:
+            if self._obstacle or work.seconds < SHORT_RUN_SECONDS or _is_not_worth_it(work):
                 return _exact_choice(replace(choice, reasons=reasons), requested, work)
         if devices:
             workers = len(devices)
@@ -177,7 +181,13 @@ def _is_exact(work: Work, requested: config.Engine) -> bool:
     if requested.kind != "auto" or requested.device == "cuda" or requested.devices is not None:
         return False
     is_short = work.seconds < SHORT_RUN_SECONDS
-    return is_short or (work.multiply_adds > LONG_STEP and not _may_use_gpu(requested))
+    return is_short or (_is_not_worth_it(work) and not _may_use_gpu(requested))
+
+
+def _is_not_worth_it(work: Work) -> bool:
+    """Return whether compiled steps gain nothing on a CPU."""
+    is_large = work.operations > MANY_OPERATIONS and work.compile_share > COMPILE_SHARE
+    return is_large or work.multiply_adds > LONG_STEP
 
 
 def _obstacle(prepared: Prepared) -> str:

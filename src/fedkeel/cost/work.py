@@ -20,6 +20,13 @@ STEP_SECONDS = 4e-4
 """Seconds of a local step of any network, beside its arithmetic: Python and automatic
 differentiation, on one core of a server of 2024."""
 
+OPERATION_SECONDS = 1e-5
+"""Seconds of a tensor operation on one core, beside its arithmetic."""
+
+COMPILE_SECONDS = 4e-3
+"""Seconds that it takes to compile a step for each of its operations: in a trial, and in a worker.
+Measured on a network of 6,500 operations, see ``docs/benchmarks/log.md``."""
+
 MULTIPLY_ADDS_PER_SECOND = 2e10
 """Multiply-adds of one such core in a second, in products and convolutions of float32."""
 
@@ -34,6 +41,7 @@ class Work:
         steps: local steps of a client in a round.
         batch: examples in a local step.
         multiply_adds: of the gradient of one batch.
+        operations: tensor operations of that gradient; 0 where they could not be counted.
         cohort: clients in a round.
         rounds: rounds of the run.
     """
@@ -41,6 +49,7 @@ class Work:
     steps: int
     batch: int
     multiply_adds: float
+    operations: int
     cohort: int
     rounds: int
 
@@ -55,6 +64,15 @@ class Work:
         """Nominal seconds of the run on one core, one client after the other."""
         return self.rounds * self.round_seconds
 
+    @property
+    def compile_share(self) -> float:
+        """Seconds that it takes to compile a step, as a share of the seconds of the run."""
+        step = (
+            self.operations * OPERATION_SECONDS + self.multiply_adds / MULTIPLY_ADDS_PER_SECOND
+        )
+        run = self.rounds * self.cohort * self.steps * step
+        return self.operations * COMPILE_SECONDS / run if run else 0.0
+
 
 def run_work(prepared: Prepared) -> Work:
     """Return the work of a run; clients count as if they had equally many examples."""
@@ -62,20 +80,22 @@ def run_work(prepared: Prepared) -> Work:
     clients = len(prepared.clients)
     size = max(len(setup.federation.data) // clients, 1)
     batch = max(batches.batch_sizes(settings.local, size))
+    multiply_adds, operations = gradient_work(setup)
     return Work(
         steps=batches.count_steps(settings.local, size),
         batch=batch,
-        multiply_adds=batch * gradient_multiply_adds(setup),
+        multiply_adds=batch * multiply_adds,
+        operations=operations,
         cohort=max(settings.cohort.size(clients), 1),
         rounds=settings.rounds,
     )
 
 
-def gradient_multiply_adds(setup: TrainingSetup) -> float:
-    """Return the multiply-adds of the gradient of one example's loss.
+def gradient_work(setup: TrainingSetup) -> tuple[float, int]:
+    """Return multiply-adds of the gradient of one example's loss, and operations of any number's.
 
-    Of a model that does not bear being watched, they are those of dense layers with as many
-    parameters.
+    Of a model that does not bear being watched, multiply-adds are those of dense layers with as
+    many parameters, and no operations are counted.
     """
     network, examples = setup.training.network, few_examples(setup)
     counter = MultiplyAdds()
@@ -85,16 +105,17 @@ def gradient_multiply_adds(setup: TrainingSetup) -> float:
                 buffers = network.copy_buffers(network.buffers)
                 network.value_and_grad(network.params, buffers, examples, "eager")
         except Exception:  # a model of the user's, which the rehearsal has trained without a watch
-            return 3.0 * numel(network.params)
-    return counter.total / len(examples)
+            return 3.0 * numel(network.params), 0
+    return counter.total / len(examples), counter.operations
 
 
 class MultiplyAdds(OperationMode):
-    """Counts the multiply-adds of matrix products and convolutions."""
+    """Counts operations, and the multiply-adds of matrix products and convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.total: float = 0.0
+        self.operations = 0
 
     def __torch_dispatch__(
         self,
@@ -105,6 +126,7 @@ class MultiplyAdds(OperationMode):
     ) -> object:
         """Count a call, and make it."""
         out = func(*args, **(kwargs or {}))
+        self.operations += 1
         count = flop_registry.get(func.overloadpacket)
         if count is not None:  # which counts multiplications and additions apart
             self.total += int(count(*args, **(kwargs or {}), out_val=out)) / 2
