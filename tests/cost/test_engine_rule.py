@@ -99,6 +99,34 @@ def test_multiply_adds_are_those_of_the_layers() -> None:
     assert (work.steps, work.batch, work.cohort, work.rounds) == (5, 10, 20, 7)
 
 
+class Recurrent(nn.Module):
+    """Twelve times the same layer, in plain operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(12):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+@pytest.mark.parametrize(("rounds", "kind"), [(40, "workers"), (4000, "vectorized")])
+def test_steps_of_many_operations_are_compiled_only_for_long_runs(
+    rounds: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MANY_OPERATIONS", 50)
+    monkeypatch.setattr(module, "SHORT_RUN_SECONDS", 0.0)
+    prepared = run((Recurrent, (64,)), cohort=4, rounds=rounds)
+    work = run_work(prepared)
+    assert work.operations >= 12 * 4  # forward and backward of a product and of tanh
+    assert (work.compile_share > 0.1) == (kind == "workers")
+    assert choose_engine(prepared).kind == kind
+    monkeypatch.setattr(module, "MANY_OPERATIONS", work.operations)
+    assert choose_engine(prepared).kind == "vectorized"
+
+
 @pytest.mark.parametrize(
     ("of_run", "expected"),
     [

@@ -67,9 +67,7 @@ class Work:
     @property
     def compile_share(self) -> float:
         """Seconds that it takes to compile a step, as a share of the seconds of the run."""
-        step = (
-            self.operations * OPERATION_SECONDS + self.multiply_adds / MULTIPLY_ADDS_PER_SECOND
-        )
+        step = self.operations * OPERATION_SECONDS + self.multiply_adds / MULTIPLY_ADDS_PER_SECOND
         run = self.rounds * self.cohort * self.steps * step
         return self.operations * COMPILE_SECONDS / run if run else 0.0
 
@@ -107,6 +105,11 @@ def gradient_work(setup: TrainingSetup) -> tuple[float, int]:
         except Exception:  # a model of the user's, which the rehearsal has trained without a watch
             return 3.0 * numel(network.params), 0
     return counter.total / len(examples), counter.operations
+
+
+def gradient_multiply_adds(setup: TrainingSetup) -> float:
+    """Return the multiply-adds of the gradient of one example's loss, see `gradient_work`."""
+    return gradient_work(setup)[0]
 
 
 class MultiplyAdds(OperationMode):
