@@ -99,7 +99,7 @@ def test_a_slow_node_is_used_late_and_the_simulation_of_that_order_has_the_same_
     run = prepare(settings, gather(settings))
     monkeypatch.setattr(
         "fedkeel.runner.training.make_schedule",
-        lambda prepared, trainings: Again(prepared, made),
+        lambda prepared, *_: Again(prepared, made),
     )
     again = start(run)
     for name, tensor in load_file(out / "model.safetensors").items():
