@@ -250,7 +250,7 @@ def section(rows: Rows, name: str) -> str:
             "",
             problem.says,
             f"A run ends at a test accuracy of {problem.target:.0%}, or after {problem.hours:g} "
-            f"virtual hours. {tuned}",
+            f"virtual {'hour' if problem.hours == 1 else 'hours'}. {tuned}",
             "",
             *table(rows, name),
             "",

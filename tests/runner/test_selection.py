@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.data.utility import draw_by_utility, oort_utility
+from fedkeel.data.loss_selection import draw_by_utility, oort_utility
 from fedkeel.errors import ConfigError
 from fedkeel.records.rows import RoundRecord
 from fedkeel.rng import generator

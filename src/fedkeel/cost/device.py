@@ -50,21 +50,25 @@ def named_devices(requested: config.Engine) -> list[str]:
     """
     if requested.devices is None or requested.devices == ("cpu",) * len(requested.devices):
         return list(requested.devices or ())
-    count = torch.cuda.device_count()
-    found = [f"cuda:{index}" for index in range(count)]
-    if not found:
+    available = available_gpus()
+    if not available:
         raise _no_gpu("leave out engine.devices")
     if requested.devices == "all":
-        return found
+        return available
     for name in requested.devices:
-        if name not in found:
+        if name not in available:
             raise RunError(
                 f"There is no device {name!r} on this machine.",
                 got=f"engine.devices = {list(requested.devices)}",
-                expected=f"among {', '.join(found)}",
+                expected=f"among {', '.join(available)}",
                 do="name devices that are there, or set engine.devices = 'all'",
             )
     return list(requested.devices)
+
+
+def available_gpus() -> list[str]:
+    """Return the names of the GPUs that torch finds."""
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def _no_gpu(do: str) -> RunError:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.device import choose_device, named_devices
+from fedkeel.cost.device import available_gpus, choose_device, named_devices
 from fedkeel.cost.work import Work, run_work
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared, learning_rate
@@ -227,7 +227,7 @@ def kept_engine(previous: EngineChoice, requested: config.Engine) -> EngineChoic
             do="set engine.device = 'cpu' to go on nevertheless",
         )
     if requested.workers != 1:
-        return _with_found_devices(previous)
+        return _on_available_devices(previous)
     kind = "sequential" if previous.kind in ("workers", "ray") else previous.kind
     return replace(previous, kind=kind, workers=1, devices=[], address=None)
 
@@ -240,10 +240,10 @@ def _on_devices(previous: EngineChoice, devices: list[str]) -> EngineChoice | No
     return replace(previous, devices=devices, workers=len(devices))
 
 
-def _with_found_devices(previous: EngineChoice) -> EngineChoice:
+def _on_available_devices(previous: EngineChoice) -> EngineChoice:
     """Return an engine without the GPUs that are no longer there."""
-    found = {"cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))}
-    devices = [name for name in previous.devices if name in found]
+    available = ["cpu", *available_gpus()]
+    devices = [name for name in previous.devices if name in available]
     if previous.devices and not devices:
         devices = ["cuda:0"]
     return replace(previous, devices=devices, workers=len(devices) or previous.workers)

@@ -90,10 +90,11 @@ def run_work(prepared: Prepared) -> Work:
 
 
 def gradient_work(setup: TrainingSetup) -> tuple[float, int]:
-    """Return multiply-adds of the gradient of one example's loss, and operations of any number's.
+    """Return what the gradient of a loss takes: multiply-adds for one example, and operations.
 
-    Of a model that does not bear being watched, multiply-adds are those of dense layers with as
-    many parameters, and no operations are counted.
+    The number of operations does not depend on how many examples there are. Of a model that does
+    not bear being watched, multiply-adds are those of dense layers with as many parameters, and the
+    number of operations is 0.
     """
     network, examples = setup.training.network, few_examples(setup)
     counter = MultiplyAdds()

@@ -87,13 +87,13 @@ class Pages:
     other arrays stay, and so do those of a map into which somebody has written.
 
     Args:
-        array: an array of any kind, whose pages stay unless it is contiguous.
+        start: address of the array.
+        size: its bytes, which follow one another.
     """
 
-    def __init__(self, array: Tensor) -> None:
-        self._start, self._size = array.data_ptr(), array.nbytes
-        is_large = array.is_contiguous() and array.nbytes >= BLOCK
-        self._may_release = is_large and _is_unchanged_file(self._start, array.nbytes)
+    def __init__(self, start: int, size: int) -> None:
+        self._start, self._size = start, size
+        self._may_release = size >= BLOCK and _is_unchanged_file(start, size)
 
     def release(self, start: int, stop: int) -> None:
         """Give back the pages that lie within the bytes from `start` to `stop` of the array."""
@@ -140,12 +140,12 @@ def bytes_or_digest(array: NDArray[Any]) -> memoryview | bytes:
     if plain.nbytes <= BLOCK:
         return plain.data
     values = plain.reshape(-1).view(np.uint8)
-    pages = Pages(torch.from_numpy(values))
+    pages = Pages(values.ctypes.data, values.nbytes)
 
     def digest(start: int) -> bytes:
-        made = hashlib.sha256(values[start : start + BLOCK].data).digest()
+        of_block = hashlib.sha256(values[start : start + BLOCK].data).digest()
         pages.release(start, start + BLOCK)
-        return made
+        return of_block
 
     with ThreadPoolExecutor() as pool:
         return hashlib.sha256(b"".join(pool.map(digest, range(0, len(values), BLOCK)))).digest()

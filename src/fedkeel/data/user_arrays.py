@@ -231,7 +231,8 @@ def as_rows(rows: ArrayLike, client: int) -> Ints:
 
 def first_nonfinite_row(x: Tensor, rows: int = 4096) -> int | None:
     """Return the first row with a value that is not finite, looking at `rows` rows at a time."""
-    pages, width = Pages(x), x.nbytes // max(1, len(x))
+    pages = Pages(x.data_ptr(), x.nbytes if x.is_contiguous() else 0)
+    width = x.nbytes // max(1, len(x))
     for start in range(0, len(x), rows):
         part = x[start : start + rows].reshape(min(rows, len(x) - start), -1)
         if not bool(torch.isfinite(part.sum())):

@@ -133,9 +133,9 @@ def update_scores(
     scores = []
     for place in range(len(y)):
         batch = Batch(x[place : place + 1], y[place : place + 1])
-        _, own = network.value_and_grad(params, network.copy_buffers(buffers), batch, "eager")
-        size = (tree.dot(own, own).sqrt() * length).clamp(min=1e-30)
-        scores.append(float(tree.dot(own, gradient) / size))
+        _, alone = network.value_and_grad(params, network.copy_buffers(buffers), batch, "eager")
+        size = (tree.dot(alone, alone).sqrt() * length).clamp(min=1e-30)
+        scores.append(float(tree.dot(alone, gradient) / size))
     return np.array(scores)
 
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from fedkeel.data.cohort import Selection, select, selectable, with_dropouts
 from fedkeel.data.federation import Federation, concatenate_rows
-from fedkeel.data.partition.common import Floats
-from fedkeel.data.utility import (
+from fedkeel.data.loss_selection import (
     SLOWNESS_EXPONENT,
     draw_by_utility,
     explored_share,
     largest_losses,
     oort_utility,
 )
+from fedkeel.data.partition.common import Floats
 from fedkeel.engine.base import TrainedCohort, TrainingSetup
 from fedkeel.engine.evaluation import evaluate, scores_by_group
 from fedkeel.engine.prepared import Prepared
@@ -101,10 +101,12 @@ class SelectionByLosses:
         wanted = min(self._cohort.candidates or 2 * count, len(among))
         by_examples = self._cohort.model_copy(update={"sampling": "examples", "dropout": 0.0})
         drawn = select(by_examples, self._sizes, self._seed, round, among=among, count=wanted)
-        candidates, message = drawn.clients, self.message
-        if message is None or not len(candidates):
-            return candidates[:count], candidates
-        losses = local_losses(self._setup, message, candidates)
+        candidates = drawn.clients
+        if not len(candidates):
+            return candidates, candidates
+        if self.message is None:
+            raise ValueError("clients are chosen before there is a model to ask them about")
+        losses = local_losses(self._setup, self.message, candidates)
         return largest_losses(candidates, losses, count), candidates
 
     # --- Oort ------------------------------------------------------------------------------------

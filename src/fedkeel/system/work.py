@@ -102,9 +102,8 @@ def method_multiply_adds(prepared: Prepared) -> tuple[float, float]:
                 with MultiplyAdds() as counter:
                     train_client(setup, message, job, None, limit=steps)
                 counts.append(counter.total)
-        except (
-            Exception
-        ):  # what fails without the watch too fails in training, and reaches the user
+        # what fails without the watch too fails in training, and reaches the user
+        except Exception:
             return gradient_multiply_adds(prepared.setup), 0.0
     per_step = (counts[1] - counts[0]) / size
     return per_step, max(0.0, counts[0] / size - per_step)

@@ -252,17 +252,17 @@ def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
     used: dict[str, Any] = {}
     if settings.kind in ("source", "source_class", "client"):
         rows, offsets, names = _of_the_data(data, settings.kind)
-        made = federation_of_rows(data, rows, offsets, names=names)
+        clients = federation_of_rows(data, rows, offsets, names=names)
     else:
         lists, used = _drawn(data, settings, seed)
-        made = federation(data, lists)
-    unassigned = len(data) - len(made.rows)
+        clients = federation(data, lists)
+    unassigned = len(data) - len(clients.rows)
     if settings.holdout > 0:
-        made = made.hold_out(settings.holdout, seed)
-    held = 0 if made.holdout_rows is None else len(made.holdout_rows)
+        clients = clients.hold_out(settings.holdout, seed)
+    held = 0 if clients.holdout_rows is None else len(clients.holdout_rows)
     how = {
         "kind": settings.kind,
-        "clients": len(made),
+        "clients": len(clients),
         "seed": seed,
         **used,
         "examples": len(data),
@@ -270,7 +270,7 @@ def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
         "holdout": settings.holdout,
         "held_out": held,
     }
-    return replace(made, how={**how, "says": _say(made, how)})
+    return replace(clients, how={**how, "says": _say(clients, how)})
 
 
 def _check_labels(data: Dataset, kind: str) -> None:

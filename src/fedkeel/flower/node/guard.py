@@ -72,11 +72,11 @@ class Guard:
             return
         sizes, times = self.prepared.setup.federation.sizes, self._planned_times()
         planned = [self._planned(k, int(times[k])) for k in sorted(clients) if sizes[k]]
-        spent = composed_epsilon([item for item in planned if item[2]], self.policy.delta)
-        if spent > self.policy.epsilon:
+        epsilon = composed_epsilon([item for item in planned if item[2]], self.policy.delta)
+        if epsilon > self.policy.epsilon:
             raise PolicyError(
                 "This run plans to spend more than the epsilon of this site.",
-                got=f"{spent:.4g} in {self.prepared.settings.rounds} rounds, at delta "
+                got=f"{epsilon:.4g} in {self.prepared.settings.rounds} rounds, at delta "
                 f"{self.policy.delta:g}",
                 expected=f"{self.policy.epsilon:g} over all runs",
                 do="plan fewer rounds or more noise",

@@ -60,7 +60,7 @@ class _LossMetric:
 
 
 def _not_here(output: Outputs, target: object) -> Tensor:
-    raise NotImplementedError("the nodes measure")
+    raise RuntimeError("a server has no examples of its nodes to measure")
 
 
 @dataclass(frozen=True)
