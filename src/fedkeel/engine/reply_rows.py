@@ -7,6 +7,7 @@ for each client. A work item's sums and seconds lie in the row of its first clie
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -121,10 +122,9 @@ class ReplyRows:
             tensor[first_row].zero_()
         phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
         # waiting for a GPU is none of the thread's processor time
-        clock = time.perf_counter if trainer.is_queued else time.thread_time
+        clock = time.perf_counter if trainer.queue_length else time.thread_time
         started = clock()
-        groups = trainer(message, jobs, read_record, self.summed)
-        for trained in _one_ahead(groups) if trainer.is_queued else groups:
+        for trained in _started_ahead(trainer, trainer(message, jobs, read_record, self.summed)):
             began = time.perf_counter()
             trained.wait()
             phases["steps"] += time.perf_counter() - began
@@ -291,15 +291,14 @@ class ReplyRows:
         self._write_client_state(ClientRecord(tensors), jobs)
 
 
-def _one_ahead(groups: Iterator[TrainedClients]) -> Iterator[TrainedClients]:
-    """Yield groups of clients after the next group has been given to the GPU."""
-    before: TrainedClients | None = None
+def _started_ahead(trainer: Trainer, groups: Iterator[TrainedClients]) -> Iterator[TrainedClients]:
+    """Yield groups of clients, each after as many more have been started as may wait."""
+    waiting: deque[TrainedClients] = deque()
     for group in groups:
-        if before is not None:
-            yield before
-        before = group
-    if before is not None:
-        yield before
+        waiting.append(group)
+        while len(waiting) > trainer.queue_length:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def _select(rows: Tensor, index: Tensor | slice) -> Tensor:

@@ -64,8 +64,8 @@ class Trainer(Protocol):
         """Method, model and data where they are used, on a GPU, say."""
 
     @property
-    def is_queued(self) -> bool:
-        """Whether clients are yielded before a GPU has trained them."""
+    def queue_length(self) -> int:
+        """Groups of clients that may wait for a GPU while the next one is started; 0 on a CPU."""
 
     @property
     def reasons(self) -> list[str]:
@@ -98,7 +98,7 @@ class SequentialTrainer:
     def __init__(self, setup: TrainingSetup) -> None:
         self.placed = setup
         self.parallel_clients = 1
-        self.is_queued = False
+        self.queue_length = 0
         varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
 

@@ -6,7 +6,8 @@ clients is trained before the reply of the last one is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedkeel.engine.compiler import cache
 from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
+from fedkeel.engine.vectorized.streams import Streams
 from fedkeel.runner.start import start
 
 
@@ -41,8 +43,39 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(cache, "becomes_graph", lambda tensor: True)
     monkeypatch.setattr(cache, "CudaGraphFunction", partial(CudaGraphFunction, capture=kept))
-    monkeypatch.setattr(VectorizedTrainer, "is_queued", True)
+    monkeypatch.setattr(VectorizedTrainer, "queue_length", 1)
     return made
+
+
+@pytest.fixture
+def three_streams(queue: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let single clients take turns on three streams, each with graphs of its own."""
+    turns: list[int] = []
+
+    @contextmanager
+    def turn(_: Streams) -> Iterator[None]:
+        yield
+        turns.append(1)
+
+    monkeypatch.setattr(Streams, "turn", turn)
+    monkeypatch.setattr(cache, "current_stream", lambda tensor: len(turns) % 3)
+    monkeypatch.setattr(VectorizedTrainer, "queue_length", 3)
+
+
+@pytest.mark.usefixtures("three_streams")
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_clients_on_streams_of_their_own_are_the_sequential_ones(
+    method: str, queue: list[int]
+) -> None:
+    given = {"method": method, "epochs": 1, "batch_size": 3}
+    exact = start(ready(**given))
+    engine = {"kind": "vectorized", "workers": 1, "parallel_clients": 1}
+    found = start(ready(**given, engine=engine))
+    assert queue, "no function became a graph"
+    assert len(queue) % 3 == 0, "each stream has a graph of each function"
+    assert not found.record.engine.reasons
+    for name, expected in exact.params.items():
+        torch.testing.assert_close(found.params[name], expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("parallel_clients", [1, 2])

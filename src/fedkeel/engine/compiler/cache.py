@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel import matmul
 from fedkeel.config import Precision
 from fedkeel.engine.compiler.compiled_function import CompiledFunction, Result
-from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction, becomes_graph
+from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction, becomes_graph, current_stream
 from fedkeel.engine.compiler.dropout_masks import AxisOrder, DrawnMasks, Generators, MaskSpec
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.compiler.low_rank_matrix import LowRank, Matrix, dense
@@ -159,6 +159,7 @@ class _Compiled:
     program: Callable[..., Sequence[Result]]
     paths: tuple[str, ...]
     masks: tuple[MaskSpec, ...]
+    draws: bool
 
 
 class CompileCache:
@@ -175,10 +176,19 @@ class CompileCache:
         self._rounds_factors, self._mask_orders = precision in ("tf32", "bf16"), mask_orders
         self._type = torch.bfloat16 if precision == "bf16-mixed" else None
         self._compiled: dict[Any, _Compiled] = {}
+        self._graphs: dict[Any, _Compiled] = {}  # of compiled functions, one for each stream
+
+    @property
+    def draws(self) -> bool:
+        """Whether a compiled function draws random numbers from torch's default generator."""
+        return any(c.draws for c in self._compiled.values())
 
     def clear(self) -> None:
         """Forget all compiled functions."""
+        if self._graphs and torch.cuda.is_available():
+            torch.cuda.synchronize()  # graphs may still run, in memory that is freed with them
         self._compiled.clear()
+        self._graphs.clear()
 
     def run(self, call: Call, arguments: Arguments) -> FlatState:
         """Call a function; it is compiled and compared with itself at the first such call.
@@ -196,22 +206,36 @@ class CompileCache:
             rate = None if arguments.rate is None else float(arguments.rate)
             key = (*key, rate, *[t.shape for t in values])
             key = (*key, real_examples is None)  # masks for some examples are drawn outside of it
+        results: FlatState | None = None
         compiled = self._compiled.get(key)
         if compiled is None:
             if len(self._compiled) >= MAX_FUNCTIONS:
-                self._compiled.clear()
+                self.clear()
             masks = DrawnMasks(arguments.generators, real_examples, self._mask_orders)
             compiled, results = _compile(call, arguments, masks, self._rounds_factors, self._type)
-            if as_graph and real_examples is None:
-                compiled = _as_cuda_graph(compiled, values, compiled.masks, arguments.generators)
-            elif as_graph:
-                values = [*values, *masks.masks]
-                compiled = _as_cuda_graph(compiled, values, (), arguments.generators)
             self._compiled[key] = compiled
+        if as_graph:
+            compiled = self._graph((*key, current_stream(values[0])), compiled, arguments)
+        if results is not None:
             malloc.release_freed_memory()  # the function needed more than it compiled
             return results
         drawn = [mask.draw(arguments.generators, real_examples) for mask in compiled.masks]
         return FlatState.of_results(compiled.paths, compiled.program(*values, *drawn))
+
+    def _graph(self, key: tuple[Any, ...], compiled: _Compiled, arguments: Arguments) -> _Compiled:
+        """Return a compiled function as a CUDA graph, if CUDA can.
+
+        Masks for some of the examples are drawn outside of it, all others inside.
+        """
+        if key not in self._graphs:
+            values, generators = arguments.tensors, arguments.generators
+            inside = compiled.masks if arguments.real_examples is None else ()
+            if not inside:
+                values += [
+                    torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in compiled.masks
+                ]
+            self._graphs[key] = _as_cuda_graph(compiled, values, inside, generators)
+        return self._graphs[key]
 
 
 def _compile(
@@ -293,7 +317,8 @@ def _compile(
     # later calls choose libraries and round factors, so a run that is resumed needs this one to
     results = trial() if rounds_factors or matmul.onednn_is_faster() else results
     torch.random.set_rng_state(rng_state_after)
-    compiled = _Compiled(program, tuple(paths), tuple(masks.specs))
+    draws = program.draws or (bool(masks.specs) and arguments.generators is None)
+    compiled = _Compiled(program, tuple(paths), tuple(masks.specs), draws)
     return compiled, FlatState.of_results(paths, results)
 
 
@@ -340,7 +365,7 @@ def _as_cuda_graph(
         raise
     except RuntimeError:
         return compiled
-    return _Compiled(graph, compiled.paths, compiled.masks[len(masks_inside) :])
+    return replace(compiled, program=graph, masks=compiled.masks[len(masks_inside) :])
 
 
 def _are_close(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedkeel.engine.compiler import passes
 from fedkeel.engine.compiler.fuse_updates import center_factors, fuse_updates
-from fedkeel.engine.compiler.graph_nodes import remove_unused
+from fedkeel.engine.compiler.graph_nodes import is_random, remove_unused
 from fedkeel.engine.compiler.grouped_conv import replace_grouped_convolutions
 from fedkeel.engine.compiler.low_rank_pass import use_low_rank_terms
 from fedkeel.engine.compiler.trace import module_of, trace
@@ -78,6 +78,7 @@ class CompiledFunction:
         passes.write_into_concatenation(graph)
         passes.choose_matmul_library(graph)
         graph.lint()
+        self.draws = any(node.op == "call_function" and is_random(node) for node in graph.nodes)
         self._module = module_of(graph)
         self._forward = self._module.forward
 

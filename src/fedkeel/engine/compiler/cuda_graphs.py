@@ -25,6 +25,11 @@ def becomes_graph(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
+def current_stream(tensor: Tensor) -> int:
+    """Return the number of the stream on which work with a tensor is started now, 0 on a CPU."""
+    return torch.cuda.current_stream(tensor.device).stream_id if tensor.is_cuda else 0
+
+
 class CudaGraphFunction:
     """A function of tensors whose arguments and results keep their places in memory.
 
@@ -72,21 +77,26 @@ class CudaGraphFunction:
 def capture_on_gpu(run: Run, generators: Generators) -> tuple[Callable[[], None], Sequence[Result]]:
     """Capture a run on the current GPU, after three runs in which libraries set themselves up.
 
-    The generators' states are restored afterwards.
+    The generators' states are restored afterwards. A stream other than the default one captures by
+    itself: libraries keep workspace for each stream, and graphs that run at the same time may not
+    share it.
     """
     graph = torch.cuda.CUDAGraph()
     for generator in generators or ():
         graph.register_generator_state(generator)
     states = [generator.get_state() for generator in generators or ()]
     default_state = torch.cuda.get_rng_state()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
+    current = torch.cuda.current_stream()
+    stream = current
+    if current == torch.cuda.default_stream():  # which cannot capture
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(current)
     try:
         with torch.cuda.stream(stream):
             for _ in range(3):
                 run()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph):
+        current.wait_stream(stream)
+        with torch.cuda.graph(graph, stream=stream):
             outputs = run()
     finally:
         torch.cuda.set_rng_state(default_state)

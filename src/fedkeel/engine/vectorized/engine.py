@@ -12,10 +12,12 @@ fills the machine, and compiled steps save the rest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.clock import Clock
@@ -32,6 +34,7 @@ from fedkeel.engine.vectorized.facts import SetupFacts, establish
 from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
 from fedkeel.engine.vectorized.memory import MemoryBound, uncompiled
 from fedkeel.engine.vectorized.strategy import ONE_BY_ONE, Strategy
+from fedkeel.engine.vectorized.streams import Streams
 from fedkeel.engine.vectorized.transfers import to_device, with_counts_on_host
 from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import ClientInfo, Message
@@ -76,6 +79,7 @@ class VectorizedTrainer:
     ) -> None:
         self.device = torch.device(device)
         self._memory = MemoryBound(self.device, processes)
+        self._streams = Streams(self.device, processes)
         self.placed = placed or setup.on(self.device)
         self.facts = facts or establish(setup)
         self.strategy = strategy or Strategy.choose(self.facts, parallel_clients)
@@ -115,9 +119,9 @@ class VectorizedTrainer:
         return self.strategy.parallel_clients
 
     @property
-    def is_queued(self) -> bool:
-        """Whether clients are yielded before a GPU has trained them."""
-        return self.device.type == "cuda"
+    def queue_length(self) -> int:
+        """Groups of clients that may wait for a GPU while the next one is started."""
+        return self._streams.count if self.device.type == "cuda" else 0
 
     def __call__(
         self,
@@ -132,22 +136,24 @@ class VectorizedTrainer:
         read = self._records_on_device(read)
         waiting = ClientGroup.single_clients(self._setup, message, jobs)
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), self._streams:
             while waiting and self.strategy.is_compiled:
                 group, rest = self._next_group(waiting)
                 if not self._fits(message, group, read):
                     continue
                 refusal: CannotCompile | None = None
                 try:
-                    done = self._train(message, group, read, clock, sums)
+                    with self._turn(group):
+                        done = self._train(message, group, read, clock, sums)
+                        done = list(map(with_counts_on_host, done))
                 except torch.OutOfMemoryError:
                     self._use_less_memory(len(group))
                     continue
                 except CannotCompile as error:
                     refusal = error
                 if refusal is None:
-                    yield from map(with_counts_on_host, done[:-1])
-                    yield replace(with_counts_on_host(done[-1]), seconds=clock.seconds)
+                    yield from done[:-1]
+                    yield replace(done[-1], seconds=clock.seconds)
                     clock, waiting = Clock(), rest
                     continue
                 if refusal.raised is not None:  # raised again here if it is the user's own error
@@ -164,10 +170,20 @@ class VectorizedTrainer:
         elif not self.strategy.is_compiled:
             self.reasons.append(f"steps are not compiled: {reason[:MAX_REASON]}")
 
+    def _turn(self, group: ClientGroup) -> AbstractContextManager[None]:
+        """Return the context in which a group is trained: single clients take turns on streams.
+
+        Graphs that draw from torch's one generator for a GPU cannot run at the same time.
+        """
+        draws = self.facts.draws is not None or self._loop.compiled.draws
+        return self._streams.turn() if group.is_single and not draws else nullcontext()
+
     def _use_less_memory(self, clients: int) -> None:
         self._loop.compiled.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        if clients == 1 and self._streams.reduce():
+            return
         self.strategy = self.strategy.with_less_memory(clients)
         fewer = f"at most {self.parallel_clients} clients are trained side by side"
         change = fewer if self.strategy.is_compiled else "steps are not compiled"
@@ -212,7 +228,11 @@ class VectorizedTrainer:
             record = read(client)
             if record is None:
                 return None
-            return ClientRecord({k: v.to(self.device) for k, v in record.values.items()})
+            moved = {
+                k: to_device(v, self.device) if isinstance(v, Tensor) else v.to(self.device)
+                for k, v in record.values.items()
+            }
+            return ClientRecord(moved)
 
         return read_there
 
@@ -436,7 +456,7 @@ class VectorizedTrainer:
             return self._loop.end_plainly(message, client_data, local, info, steps, all_examples)
 
     def _as_trained(self, group: ClientGroup, reply: FlatState) -> TrainedClients:
-        if self.is_queued:  # the next group's steps write over what lies in a graph's memory
+        if self.queue_length:  # the next group's steps write over what lies in a graph's memory
             reply = reply.map(torch.clone)
         values = reply.by_path
         kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}

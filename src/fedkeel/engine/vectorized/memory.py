@@ -111,6 +111,14 @@ def uncompiled(training: LocalTraining) -> CompiledLoop:
     return loop
 
 
+def free_on(device: torch.device) -> int | None:
+    """Return the bytes that are free on a device, None where the system does not tell."""
+    if device.type != "cuda":
+        return free_memory()
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
 class MemoryBound:
     """Tells how many clients fit into the memory of a device side by side.
 
@@ -157,10 +165,7 @@ class MemoryBound:
 
     def free(self) -> int | None:
         """Return the bytes that are free on the device, None where the system does not tell."""
-        if self._device.type != "cuda":
-            return free_memory()
-        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return torch.cuda.mem_get_info(self._device)[0] + kept
+        return free_on(self._device)
 
     def reason(self, clients: int) -> str:
         """Return why no more clients are trained side by side."""

@@ -75,7 +75,7 @@ class SingleProcess(KeepsClientStates):
 
     def _items(self, message: Message, jobs: Sequence[ClientJob]) -> list[Sequence[ClientJob]]:
         """Cut the clients of a round into work items; a GPU gets one, and so the model once."""
-        if self._trainer.is_queued:
+        if self._trainer.queue_length:
             return [jobs]
         setup, summed = self._trainer.placed, self._buffers.rows.summed
         items = training_items(setup, message, jobs, 1, self._parallel_clients, summed)

@@ -59,7 +59,7 @@ class ReceivedReplies:
 
     def __init__(self, setup: TrainingSetup, results: Mapping[int, LocalResult]) -> None:
         self.parallel_clients, self.placed, self._results = 1, setup, results
-        self.is_queued = False
+        self.queue_length = 0
         self.reasons: list[str] = []
 
     def __call__(

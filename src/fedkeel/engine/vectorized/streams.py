@@ -1,0 +1,68 @@
+"""Streams of a GPU on which single clients are trained in turn, so that some train at once.
+
+One client's kernels leave a part of a GPU idle: a small batch fills few of its processors, and a
+kernel that waits for memory computes nothing. The kernels of another client run there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedkeel.engine.vectorized.memory import USABLE, free_on
+
+MAX_STREAMS = 4
+"""Clients that are trained at once on streams of their own, at most."""
+
+
+class Streams:
+    """Streams on which clients take turns. On a processor there is one, which is the usual order.
+
+    Args:
+        device: where clients train.
+        processes: how many processes share its memory.
+    """
+
+    def __init__(self, device: torch.device, processes: int = 1) -> None:
+        self.count = MAX_STREAMS if device.type == "cuda" else 1
+        self._device, self._processes = device, processes
+        self._streams: list[torch.cuda.Stream] = []
+        self._turns = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Train a client on the next stream, after all that has been started outside of streams.
+
+        What the first client leaves in memory says how many have room beside it.
+        """
+        if self.count == 1:
+            yield
+            return
+        if not self._streams:
+            self._streams = [torch.cuda.Stream(self._device) for _ in range(self.count)]
+        stream = self._streams[self._turns % self.count]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        before = torch.cuda.memory_reserved(self._device)
+        with torch.cuda.stream(stream):
+            yield
+        self._turns += 1
+        if self._turns == 1:
+            taken = torch.cuda.memory_reserved(self._device) - before
+            room = (free_on(self._device) or 0) * USABLE / self._processes
+            self.count = min(self.count, 1 + int(room / max(taken, 1)))
+
+    def __enter__(self) -> Streams:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let all that is started from now on wait for what the streams have yet to do."""
+        for stream in self._streams:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+
+    def reduce(self) -> bool:
+        """Use half as many streams, after memory has run out; return whether there were several."""
+        had_several = self.count > 1
+        self.count = max(1, self.count // 2)
+        return had_several
