@@ -6,7 +6,7 @@ kernel that waits for memory computes nothing. The kernels of another client run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -41,7 +41,8 @@ class Streams:
             yield
             return
         if not self._streams:
-            self._streams = [torch.cuda.Stream(self._device) for _ in range(self.count)]
+            new: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+            self._streams = [new(self._device) for _ in range(self.count)]
         stream = self._streams[self._turns % self.count]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         before = torch.cuda.memory_reserved(self._device)
