@@ -1,10 +1,12 @@
-"""How much memory this machine has free, and numbers of bytes in words."""
+"""How much memory this machine and its GPUs have free, and numbers of bytes in words."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+
+import torch
 
 
 def free_memory() -> int | None:
@@ -17,6 +19,14 @@ def free_memory() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def free_on(device: torch.device) -> int | None:
+    """Return the bytes that are free on a device, None where the system does not tell."""
+    if device.type != "cuda":
+        return free_memory()
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def format_bytes(count: int) -> str:

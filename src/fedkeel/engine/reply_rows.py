@@ -79,6 +79,8 @@ class ReplyRows:
         self._client_state_spec = specs_below(spec, CLIENT_STATE_PREFIX)
         can_add_up = setup.training.plan.needs_only_update_sum and not setup.keeps_updates
         self.summed = sums and can_add_up
+        self._kept_sums: Tree | None = None  # of the only work item, on its device
+        self._keeps_sums = False
         uploads = (f"uploads/{part}/" for part in setup.training.plan.sum_only_uploads)
         prefixes = (UPDATE_PREFIX, *uploads) if self.summed else ()
         summed = {k: v for k, v in self._spec.items() if k.startswith(prefixes)}
@@ -134,12 +136,28 @@ class ReplyRows:
             for phase, seconds in trained.seconds.items():
                 phases[phase] += seconds
             report_progress(len(trained.jobs))
-        for path, total in sums.items():
-            if total.device.type != "cpu":
-                self._sums.tensors[path][first_row].copy_(total)
+        self._put_sums(sums, first_row, trainer.placed)
         phases[PROCESSOR] = clock() - started
         for phase, seconds in phases.items():
             self._seconds.tensors[phase][first_row] = seconds
+
+    def keep_sums_on_device(self) -> None:
+        """Leave sums where clients are trained, for a server that is there too.
+
+        All clients of a round are then one work item.
+        """
+        self._keeps_sums = True
+
+    def _put_sums(self, sums: Tree, first_row: int, placed: TrainingSetup) -> None:
+        """Put the sums of a work item into its row, or keep them where they are."""
+        if self._keeps_sums:
+            device = next(iter(placed.training.network.params.values())).device
+            rows = {path: tensor[first_row] for path, tensor in self._sums.tensors.items()}
+            self._kept_sums = {k: sums.get(k, row.to(device))[None] for k, row in rows.items()}
+            return
+        for path, total in sums.items():
+            if total.device.type != "cpu":
+                self._sums.tensors[path][first_row].copy_(total)
 
     def _write_reply(
         self, trained: TrainedClients, first_row: int, sums: dict[str, Tensor]
@@ -227,7 +245,9 @@ class ReplyRows:
         one work item, otherwise as a copy.
         """
         items = self._work_items(count)
-        sums = {path: _select(tensor, items) for path, tensor in self._sums.tensors.items()}
+        sums = self._kept_sums
+        if sums is None:
+            sums = {path: _select(tensor, items) for path, tensor in self._sums.tensors.items()}
         return unwalk({**sums, **{path: t[:count] for path, t in self._replies.tensors.items()}})
 
     def counts(self, count: int) -> dict[str, Tensor]:

@@ -357,10 +357,11 @@ def check_finite_model(round: int, makers: Iterable[Named], model: Tree) -> None
     Raises:
         TrainingError: names these parts.
     """
-    for name, tensor in model.items():
-        if not tensor.is_floating_point() or tensor.sum().isfinite():
-            continue
-        if not torch.isfinite(tensor).all():
+    sums = {name: t.sum() for name, t in model.items() if t.is_floating_point()}
+    if _are_finite(sums.values()):
+        return
+    for name in sums:
+        if not torch.isfinite(model[name]).all():
             raise TrainingError(
                 f"Training diverged in round {round}: the server's step left a model that is not "
                 "finite.",
@@ -369,3 +370,11 @@ def check_finite_model(round: int, makers: Iterable[Named], model: Tree) -> None
                 + ", ".join(dict.fromkeys(part.name for part in makers)),
                 do="lower the server's learning rate, or look at what these parts do",
             )
+
+
+def _are_finite(values: Iterable[Tensor]) -> bool:
+    """Return whether 0-d tensors are finite; of each device and type they are read at once."""
+    alike: dict[object, list[Tensor]] = {}
+    for value in values:
+        alike.setdefault((value.device, value.dtype), []).append(value)
+    return all(bool(torch.stack(group).isfinite().all()) for group in alike.values())

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Bools, ByPart, Cohort, Floats, Ints
 from fedkeel.solve.span import Span, Sums
-from fedkeel.tree import State, Tree
+from fedkeel.tree import State, Tree, map_tensors
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,19 @@ class Server:
     buffers: Tree
     memory: ByPart
     round: int = 0
+
+    def on(self, device: torch.device) -> Server:
+        """Return it with parameters and memory on a device.
+
+        Buffers stay where they are, beside those that clients send: they are small.
+        """
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device)
+
+        params = {name: move(tensor) for name, tensor in self.params.items()}
+        memory = {part: map_tensors(move, state) for part, state in self.memory.items()}
+        return replace(self, params=params, memory=memory)
 
 
 @dataclass(frozen=True)

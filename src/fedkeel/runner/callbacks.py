@@ -37,12 +37,17 @@ class GlobalModel:
 
     Args:
         network: the module as a function.
-        params: the trained parameters by name.
+        params: the trained parameters by name, wherever the server has them.
         buffers: the buffers by name, where clients' buffers are averaged.
     """
 
     def __init__(self, network: Network, params: Tree, buffers: Tree) -> None:
-        self._network, self.params, self.buffers = network, params, buffers
+        self._network, self._params, self.buffers = network, params, buffers
+
+    @cached_property
+    def params(self) -> Tree:
+        """The trained parameters by name, on the processor."""
+        return {name: tensor.cpu() for name, tensor in self._params.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the model for ``module.load_state_dict(...)``; a copy."""

@@ -95,7 +95,8 @@ class Checkpoints:
 
 def packed(server: Server) -> dict[str, NDArray[Any]]:
     """Return everything that a server knows but its round, by path."""
-    return {PREFIX + path: tensor.contiguous().numpy() for path, tensor in walk(_state(server))}
+    state = walk(_state(server))
+    return {PREFIX + path: tensor.contiguous().cpu().numpy() for path, tensor in state}
 
 
 def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Server:

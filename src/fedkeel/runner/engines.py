@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from fedkeel.engine.base import Engine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import client_state_spec, with_empty_answers
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.engine.workers import Workers
+from fedkeel.memory import free_on
+from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice
+from fedkeel.tree import nbytes
 
 
 def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) -> Engine:
@@ -77,6 +82,47 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
     if kind == "workers" or count > 1:
         return Workers(setup, spec, capacity, message, count, file=file, codec=codec)
     return Sequential(setup, spec, capacity, file=file, codec=codec)
+
+
+SERVER_SHARE = 0.25
+"""Share of a GPU's free memory that the server may take there, while it makes its next model."""
+
+SERVER_COPIES = 4
+"""Models that lie side by side meanwhile: the old one, the sum of the updates, their mean, the new
+one. The server's memory counts as often."""
+
+
+def server_device(prepared: Prepared, engine: Engine, choice: EngineChoice) -> torch.device:
+    """Return where the server's part of a run is done.
+
+    If it can be, that is the GPU on which all clients train: the engine leaves the sums of what
+    they send there.
+    """
+    cpu, server = torch.device("cpu"), prepared.server
+    if choice.device != "cuda" or not may_be_on_gpu(prepared):
+        return cpu
+    from fedkeel.engine.vectorized.single_process import SingleProcess  # slow to import
+
+    if not isinstance(engine, SingleProcess) or not engine.sums_replies:
+        return cpu
+    needed = SERVER_COPIES * (nbytes(dict(server.params)) + nbytes(dict(server.memory)))
+    if needed > SERVER_SHARE * (free_on(engine.device) or 0):
+        return cpu
+    engine.keep_sums_on_device()
+    return engine.device
+
+
+def may_be_on_gpu(prepared: Prepared) -> bool:
+    """Return whether the server needs nothing from clients but sums, and bears tensors on a GPU.
+
+    A user's part may make tensors on the processor.
+    """
+    plan = prepared.plan
+    if prepared.is_baseline or prepared.attack is not None or prepared.cohort.by_losses:
+        return False
+    if user_modules(plan.parts) or plan.surveys or plan.policy or plan.reduction.hides_updates:
+        return False
+    return plan.needs_only_update_sum and {p.name for p in plan.uploads} <= plan.sum_only_uploads
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedkeel.clock import Clock, shares
 from fedkeel.diagnose.measured import Measured
@@ -33,7 +34,7 @@ from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInf
 from fedkeel.runner.checkpoint import Checkpoints
 from fedkeel.runner.client_models import ClientModels
 from fedkeel.runner.early_stopping import EarlyStopping, smallest_count
-from fedkeel.runner.engines import make, state_folder
+from fedkeel.runner.engines import make, server_device, state_folder
 from fedkeel.runner.evaluate import (
     measure_pictures,
     with_client_scores,
@@ -147,7 +148,8 @@ class Run:
         self._clock = Clock()
         if saved is not None:
             self._server, self._rows = saved
-        else:
+        self._server = self._server.on(server_device(self._prepared, engine, self._record.engine))
+        if saved is None:
             if self._folder is not None:
                 self._folder.keep_rows(-1)
             row = RoundRecord(0, virtual_seconds=self._training.start_seconds)
@@ -263,6 +265,7 @@ class Run:
         self, status: Status, message: str, engine: Engine | None, lenient: bool = False
     ) -> Result:
         """Save the run and tell the callbacks; `lenient` after an error, which matters more."""
+        self._server = self._server.on(torch.device("cpu"))
         reasons = [] if engine is None else engine.reasons
         self._record = ended(self._record, status, message, reasons, self._best.record)
         server = self._server

@@ -207,7 +207,10 @@ class Sums(Span):
             raise TypeError(_ONLY_SUMS)
         if not self.rows:  # no parameter is shared
             return {}
-        shares = np.full((1, len(next(iter(self.rows.values())))), factor)
+        count = len(next(iter(self.rows.values())))
+        if count == 1 and factor:
+            return {name: rows[0] * factor for name, rows in self.rows.items()}
+        shares = np.full((1, count), factor)
         return {name: combine(shares, rows)[0] for name, rows in self.rows.items()}
 
     def norms(self, names: Sequence[str]) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from engine.vectorized.test_engine import ALIKE, Dropped, net, ready
 from fedkeel.conformance.small_federation import SmallFederation
 from fedkeel.engine.vectorized.memory import COMPILED, USABLE, MemoryBound
+from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.start import start
 from fedkeel.tree import Tree
 from method.players import ENTRIES
@@ -20,17 +22,31 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 GPU = {"kind": "vectorized", "device": "cuda", "workers": 1}
 
 
+class Broken(Callback):
+    """Ends the run by an error."""
+
+    def on_round_end(self, row: Any, model: Any) -> None:
+        """Raise an error in round 2."""
+        if row.round == 2:
+            raise RuntimeError("in round 2")
+
+
 def close(one: Tree, other: Tree, tolerance: float) -> None:
     for name, expected in one.items():
         size = max(1.0, float(expected.abs().max()))
         torch.testing.assert_close(other[name], expected, rtol=0, atol=tolerance * size)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+NAMED = ["fedbuff(buffer=3)" if name == "fedbuff" else name for name in ENTRIES]
+
+
+@pytest.mark.parametrize("entry", NAMED)
 def test_every_method_on_a_gpu_is_the_sequential_one(entry: str) -> None:
     federation = SmallFederation(entry, None)
     found = start(federation.prepare(**GPU, parallel_clients=2))
-    assert not found.record.engine.reasons, found.record.engine.reasons
+    reasons = found.record.engine.reasons
+    assert all("asks for all examples" in reason for reason in reasons), reasons
+    assert bool(reasons) == (entry == "fedala")
     close(federation.reference.params, found.params, 1e-8)
 
 
@@ -74,6 +90,19 @@ def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -
         close(runs[0].params, run.params, 1e-10)
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_a_run_on_a_gpu_goes_on_from_its_checkpoint(chunk: int, tmp_path: Path) -> None:
+    given = {"method": "scaffold", "engine": {**GPU, "parallel_clients": chunk}}
+    whole = start(ready(**given))
+    prepared = ready(**given)
+    with pytest.raises(RuntimeError, match="in round 2"):
+        start(prepared, tmp_path / "run", callbacks=[Broken()])
+    found = start(prepared, tmp_path / "run", resume=True)
+    assert found.rows[-1].round == whole.rows[-1].round
+    close(whole.params, found.params, 1e-12)
+    assert all(tensor.device.type == "cpu" for tensor in found.params.values())
+
+
 def test_auto_trains_all_clients_side_by_side_on_a_gpu() -> None:
     prepared = ready(engine={**GPU, "kind": "auto"})
     found = start(prepared).record.engine
@@ -81,7 +110,7 @@ def test_auto_trains_all_clients_side_by_side_on_a_gpu() -> None:
     assert found.parallel_clients == prepared.population.per_round
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", NAMED)
 def test_every_method_one_client_after_the_other_on_a_gpu(entry: str) -> None:
     federation = SmallFederation(entry, None)
     found = start(federation.prepare(kind="sequential", device="cuda"))

@@ -19,7 +19,7 @@ from fedkeel.dispatch import OperationMode
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop
-from fedkeel.memory import format_bytes, free_memory
+from fedkeel.memory import format_bytes, free_on
 from fedkeel.method.local_training import LocalTraining
 
 USABLE = 0.8
@@ -109,14 +109,6 @@ def uncompiled(training: LocalTraining) -> CompiledLoop:
     loop = CompiledLoop(training)
     loop.compiled = NotCompiled()
     return loop
-
-
-def free_on(device: torch.device) -> int | None:
-    """Return the bytes that are free on a device, None where the system does not tell."""
-    if device.type != "cuda":
-        return free_memory()
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 class MemoryBound:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from fedkeel.engine.base import (
     ClientJob,
     PersonalScores,
@@ -59,6 +61,20 @@ class SingleProcess(KeepsClientStates):
         self._precision, self._shard = setup.precision, setup.shard
 
     @property
+    def device(self) -> torch.device:
+        """Where clients are trained."""
+        return next(iter(self._trainer.placed.training.network.params.values())).device
+
+    @property
+    def sums_replies(self) -> bool:
+        """Whether the server gets only sums of what clients send."""
+        return self._buffers.rows.summed
+
+    def keep_sums_on_device(self) -> None:
+        """Leave sums where clients are trained, for a server that is there too."""
+        self._buffers.rows.keep_sums_on_device()
+
+    @property
     def reasons(self) -> list[str]:
         """Why clients were trained in a plainer way than was asked for."""
         return self._trainer.reasons
@@ -90,8 +106,7 @@ class SingleProcess(KeepsClientStates):
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
         """Return what is measured of the examples of a split."""
-        setup = self._trainer.placed
-        device = next(iter(setup.training.network.params.values())).device
+        setup, device = self._trainer.placed, self.device
         params = {name: tensor.to(device) for name, tensor in params.items()}
         buffers = {name: tensor.to(device) for name, tensor in buffers.items()}
         with use_numerics(self._precision):
@@ -99,8 +114,7 @@ class SingleProcess(KeepsClientStates):
 
     def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
         """Return the scores of the clients' personal models, measured on the device."""
-        setup = self._trainer.placed
-        device = next(iter(setup.training.network.params.values())).device
+        setup, device = self._trainer.placed, self.device
 
         def state_there(client: int) -> ByPart | None:
             state = self.client_state(client)

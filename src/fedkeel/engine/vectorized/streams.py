@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import torch
 
-from fedkeel.engine.vectorized.memory import USABLE, free_on
+from fedkeel.engine.vectorized.memory import USABLE
+from fedkeel.memory import free_on
 
 MAX_STREAMS = 4
 """Clients that are trained at once on streams of their own, at most."""

@@ -1,0 +1,91 @@
+"""The server's part on the device of the clients: its parts, and the sums that stay there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.vectorized.test_engine import ready
+from fedkeel import tree
+from fedkeel.conformance.small_federation import SmallFederation
+from fedkeel.engine.vectorized.engine import VectorizedTrainer
+from fedkeel.engine.vectorized.single_process import SingleProcess
+from fedkeel.errors import TrainingError
+from fedkeel.method import server_round as rounds
+from fedkeel.method.context import Message
+from fedkeel.method.round_values import Replies
+from fedkeel.method.server_round import server_message, server_round
+from fedkeel.runner.engines import may_be_on_gpu
+from fedkeel.runner.start import start
+from method.players import ENTRIES
+
+META = torch.device("meta")
+"""Stands for a GPU: torch refuses its tensors beside those of a processor."""
+
+
+def there(tensor: Tensor) -> Tensor:
+    return tensor.to(META)
+
+
+NAMED = ["fedbuff(buffer=3)" if name == "fedbuff" else name for name in ENTRIES]
+
+
+@pytest.mark.parametrize("entry", NAMED)
+def test_parts_make_no_tensors_on_the_processor(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = SmallFederation(entry, None).prepare()
+    if not may_be_on_gpu(prepared):
+        pytest.skip("the server's part of this method stays on the processor")
+    seen: list[tuple[Message, Replies]] = []
+
+    def noted(plan, server, message, replies, *rest):  # type: ignore[no-untyped-def]
+        seen.append((message, replies))
+        return server_round(plan, server, message, replies, *rest)
+
+    monkeypatch.setattr("fedkeel.runner.loop.server_round", noted)
+    start(prepared)
+    monkeypatch.setattr(rounds, "check_finite_model", lambda *_: None)  # it reads numbers
+    _, replies = seen[0]
+    server = prepared.server.on(META)
+    message = server_message(prepared.plan, server, 0.1)
+    replies = replace(
+        replies,
+        update={name: there(t) for name, t in replies.update.items()},
+        uploads=tree.substates(tree.map_tensors(there, dict(replies.uploads))),
+    )
+    try:
+        result = server_round(prepared.plan, server, message, replies, prepared.population, 0)
+    except TrainingError as error:
+        if "cannot be called on meta tensors" not in str(error):
+            raise
+        return  # it reads a number, which a GPU has and `META` has not
+    for path, tensor in tree.walk({"": dict(result.server.params), **result.server.memory}):
+        assert tensor.device == META, path
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedadam"])
+@pytest.mark.parametrize("parallel_clients", [1, 3])
+def test_sums_that_stay_where_they_are_change_no_bit(
+    method: str, parallel_clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = {"kind": "vectorized", "workers": 1, "parallel_clients": parallel_clients}
+    expected = start(ready(method=method, engine=engine))
+    made: list[SingleProcess] = []
+    begin = SingleProcess.__enter__
+
+    def kept(self: SingleProcess) -> SingleProcess:
+        made.append(self)
+        self.keep_sums_on_device()
+        return begin(self)
+
+    monkeypatch.setattr(SingleProcess, "__enter__", kept)
+    monkeypatch.setattr(VectorizedTrainer, "queue_length", 1)  # one work item, as on a GPU
+    found = start(ready(method=method, engine=engine))
+    assert made
+    assert made[0].sums_replies
+    for name, tensor in expected.params.items():
+        torch.testing.assert_close(found.params[name], tensor, rtol=0, atol=1e-12)
