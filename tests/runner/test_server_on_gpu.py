@@ -60,7 +60,7 @@ def test_parts_make_no_tensors_on_the_processor(
     try:
         result = server_round(prepared.plan, server, message, replies, prepared.population, 0)
     except TrainingError as error:
-        if "cannot be called on meta tensors" not in str(error):
+        if "meta tensor" not in str(error):
             raise
         return  # it reads a number, which a GPU has and `META` has not
     for path, tensor in tree.walk({"": dict(result.server.params), **result.server.memory}):

@@ -61,10 +61,11 @@ SMALL_CONVOLUTIONS = 1e7
 """Multiply-adds of a step up to which a network with convolutions gains from groups on a CPU. They
 save the overhead of operations, and their convolutions are slower."""
 
-LARGE_CONVOLUTION = 4e8
+LARGE_CONVOLUTION, MANY_CONVOLUTIONS = 1e8, 16
 """Multiply-adds of one client's convolution, on average over its layers and in the forward pass,
-from which clients train one after the other on a GPU: each fills it by itself, and one client's
-step takes a fraction of the time to compile."""
+from which clients train alone on a GPU, each on a stream of its own; and layers of convolutions
+from which they do so whatever their size. One client's step takes a fraction of the time to
+compile."""
 
 GPU_GROUP_SIZE, GPU_GROUP_ENTRIES = 512, 2**28
 """Clients of a group on a GPU, and their parameters (1 GB in float32), at most."""
@@ -268,7 +269,7 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads:
         return 1  # few clients of a round have the same batch sizes
     if device == "cpu" and _has_convolutions(setup) and work.multiply_adds > SMALL_CONVOLUTIONS:
         return 1
-    if device == "cuda" and _mean_convolution(setup, work) >= LARGE_CONVOLUTION:
+    if device == "cuda" and _fills_gpu(setup, work):
         return 1
     if device == "cpu":
         limit = min(max(GROUP_EXAMPLES // work.batch, GROUP_SIZE), LARGEST_GROUP)
@@ -284,14 +285,18 @@ def _has_convolutions(setup: TrainingSetup) -> bool:
     return any(t.ndim > 2 for t in setup.training.network.params.values())
 
 
-def _mean_convolution(setup: TrainingSetup, work: Work) -> float:
-    """Return the multiply-adds of a convolution in a step's forward pass, a third of the gradient.
+def _fills_gpu(setup: TrainingSetup, work: Work) -> bool:
+    """Return whether a few clients that train alone use a GPU well.
 
-    It is 0 for a network most of whose layers are others.
+    The gradient takes three times the forward pass. Networks most of whose layers are no
+    convolutions do not.
     """
     weights = [t.ndim for t in setup.training.network.params.values() if t.ndim > 1]
     convolutions = sum(ndim > 2 for ndim in weights)
-    return work.multiply_adds / 3 / convolutions if 2 * convolutions > len(weights) else 0.0
+    if 2 * convolutions <= len(weights):
+        return False
+    mean = work.multiply_adds / 3 / convolutions
+    return mean >= LARGE_CONVOLUTION or convolutions >= MANY_CONVOLUTIONS
 
 
 def _ray_choice(choice: EngineChoice, requested: config.Engine, cohort: int) -> EngineChoice:

@@ -21,17 +21,19 @@ from fedkeel.engine.vectorized.strategy import ONE_BY_ONE, Strategy
 from fedkeel.errors import TrainingError
 
 FACTS = SetupFacts(not_compilable="", draws=None, padding_obstacle="", short_rounds=True)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_the_facts_choose_the_fastest_strategy() -> None:
-    whole = Strategy.choose(FACTS, 8)
+    whole = Strategy.choose(FACTS, 8, CPU)
     assert whole == Strategy(8, whole_rounds_side_by_side=True, whole_rounds_single=True)
-    assert Strategy.choose(replace(FACTS, short_rounds=False), 8) == Strategy(8)
-    assert Strategy.choose(replace(FACTS, not_compilable="writes"), 8) == ONE_BY_ONE
+    assert Strategy.choose(replace(FACTS, short_rounds=False), 8, CPU) == Strategy(8)
+    assert Strategy.choose(replace(FACTS, not_compilable="writes"), 8, CPU) == ONE_BY_ONE
+    assert Strategy.choose(FACTS, 8, GPU) == replace(whole, whole_rounds_single=False)
 
 
 def test_a_strategy_becomes_plainer_step_by_step() -> None:
-    strategy = Strategy.choose(FACTS, 8)
+    strategy = Strategy.choose(FACTS, 8, CPU)
     assert strategy.compiles_whole_round(8)
     strategy = strategy.without_whole_rounds(8)
     assert not strategy.compiles_whole_round(8)

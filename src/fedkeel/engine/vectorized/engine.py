@@ -82,7 +82,7 @@ class VectorizedTrainer:
         self._streams = Streams(self.device, processes)
         self.placed = placed or setup.on(self.device)
         self.facts = facts or establish(setup)
-        self.strategy = strategy or Strategy.choose(self.facts, parallel_clients)
+        self.strategy = strategy or Strategy.choose(self.facts, parallel_clients, self.device)
         self.reasons: list[str] = []
         if self.facts.not_compilable:
             self.reasons.append(f"steps are not compiled: {self.facts.not_compilable}")
@@ -135,6 +135,7 @@ class VectorizedTrainer:
         message = self._message_on_device(message)
         read = self._records_on_device(read)
         waiting = ClientGroup.single_clients(self._setup, message, jobs)
+        self._streams.share(len(waiting))
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad(), self._streams:
             while waiting and self.strategy.is_compiled:

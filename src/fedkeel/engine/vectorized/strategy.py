@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from fedkeel.engine.vectorized.facts import SetupFacts
 
 RoundEnd = Literal["compiled", "side by side", "one by one"]
@@ -35,15 +37,19 @@ class Strategy:
     round_end: RoundEnd = "compiled"
 
     @classmethod
-    def choose(cls, facts: SetupFacts, parallel_clients: int) -> Strategy:
-        """Return the fastest strategy that the facts allow."""
+    def choose(cls, facts: SetupFacts, parallel_clients: int, device: torch.device) -> Strategy:
+        """Return the fastest strategy that the facts allow on a device.
+
+        A GPU trains single clients of large networks alone: their rounds take long to compile as a
+        whole, and gain nothing.
+        """
         if facts.not_compilable:
             return ONE_BY_ONE
         short = facts.short_rounds
         return cls(
             parallel_clients,
             whole_rounds_side_by_side=short,
-            whole_rounds_single=short,
+            whole_rounds_single=short and device.type == "cpu",
             channels_last=facts.channels_last,
         )
 

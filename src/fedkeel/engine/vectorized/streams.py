@@ -6,6 +6,7 @@ kernel that waits for memory computes nothing. The kernels of another client run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,7 +15,7 @@ import torch
 from fedkeel.engine.vectorized.memory import USABLE
 from fedkeel.memory import free_on
 
-MAX_STREAMS = 4
+MAX_STREAMS = 8
 """Clients that are trained at once on streams of their own, at most."""
 
 
@@ -24,13 +25,21 @@ class Streams:
     Args:
         device: where clients train.
         processes: how many processes share its memory.
+
+    Attributes:
+        count: the streams in use.
     """
 
     def __init__(self, device: torch.device, processes: int = 1) -> None:
-        self.count = MAX_STREAMS if device.type == "cuda" else 1
+        self._most = MAX_STREAMS if device.type == "cuda" else 1  # for which there is memory
+        self.count = self._most
         self._device, self._processes = device, processes
         self._streams: list[torch.cuda.Stream] = []
         self._turns = 0
+
+    def share(self, clients: int) -> None:
+        """Use as many streams for some clients that all have about the same number of them."""
+        self.count = math.ceil(clients / math.ceil(clients / self._most)) if clients else 1
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -43,7 +52,7 @@ class Streams:
             return
         if not self._streams:
             new: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
-            self._streams = [new(self._device) for _ in range(self.count)]
+            self._streams = [new(self._device) for _ in range(self._most)]
         stream = self._streams[self._turns % self.count]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         before = torch.cuda.memory_reserved(self._device)
@@ -53,7 +62,8 @@ class Streams:
         if self._turns == 1:
             taken = torch.cuda.memory_reserved(self._device) - before
             room = (free_on(self._device) or 0) * USABLE / self._processes
-            self.count = min(self.count, 1 + int(room / max(taken, 1)))
+            self._most = min(self._most, 1 + int(room / max(taken, 1)))
+            self.count = min(self.count, self._most)
 
     def __enter__(self) -> Streams:
         return self
@@ -66,5 +76,5 @@ class Streams:
     def reduce(self) -> bool:
         """Use half as many streams, after memory has run out; return whether there were several."""
         had_several = self.count > 1
-        self.count = max(1, self.count // 2)
+        self._most = self.count = max(1, self.count // 2)
         return had_several
