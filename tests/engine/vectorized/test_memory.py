@@ -29,7 +29,7 @@ def test_the_peak_is_what_existed_at_the_same_time() -> None:
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, free: float, processes: int = 1) -> MemoryBound:
-    monkeypatch.setattr(module, "free_memory", lambda: int(free))
+    monkeypatch.setattr(module, "free_on", lambda device: int(free))
     return MemoryBound(CPU, processes)
 
 
