@@ -120,7 +120,7 @@ class ReplyRows:
         if not jobs:
             return
         first_row = jobs[0].row
-        for tensor in self._sums.tensors.values():
+        for tensor in () if self._keeps_sums else self._sums.tensors.values():
             tensor[first_row].zero_()
         phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
         # waiting for a GPU is none of the thread's processor time
@@ -152,8 +152,10 @@ class ReplyRows:
         """Put the sums of a work item into its row, or keep them where they are."""
         if self._keeps_sums:
             device = next(iter(placed.training.network.params.values())).device
-            rows = {path: tensor[first_row] for path, tensor in self._sums.tensors.items()}
-            self._kept_sums = {k: sums.get(k, row.to(device))[None] for k, row in rows.items()}
+            for path, tensor in self._sums.tensors.items():
+                if path not in sums:  # no client has sent anything finite
+                    sums[path] = torch.zeros_like(tensor[0], device=device)
+            self._kept_sums = {path: sums[path][None] for path in self._sums.tensors}
             return
         for path, total in sums.items():
             if total.device.type != "cpu":
@@ -195,17 +197,25 @@ class ReplyRows:
         Updates are added with the clients' weights, messages without weights, both only of clients
         that have a weight. On a GPU the sums stay there until the work item is trained.
         """
+        by_scale: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
 
         def add(path: str, tensor: Tensor, scale: float = 1) -> None:
             if path not in sums:
                 row = self._sums.tensors[path][first_row]
                 on_same_device = tensor.device == row.device
                 sums[path] = row if on_same_device else tensor.new_zeros(row.shape)
-            sums[path].add_(tensor.view(sums[path].shape).to(sums[path].device), alpha=scale)
+            totals, tensors = by_scale.setdefault(scale, ([], []))
+            totals.append(sums[path])
+            tensors.append(tensor.view(sums[path].shape).to(sums[path].device))
+
+        def add_up() -> None:
+            for scale, (totals, tensors) in by_scale.items():
+                torch._foreach_add_(totals, tensors, alpha=scale)
 
         if trained.added:
             for path, rows in state.items():
                 add(path, rows[0])
+            add_up()
             return
         weights = self._setup.raw_weights(trained.jobs, trained.examples)
         counted = np.flatnonzero(trained.finite.numpy() & (weights > 0.0))
@@ -220,6 +230,7 @@ class ReplyRows:
                     rows = rows[torch.from_numpy(counted).to(rows.device)]
                 factors = torch.from_numpy(scales[counted]).to(rows.device, rows.dtype)
                 add(path, torch.mv(rows.reshape(len(rows), -1).T, factors))
+        add_up()
 
     def answer_survey(self, message: Message, job: ClientJob, client_state: ByPart | None) -> None:
         """Compute one client's answers to the surveys and write them into its row."""

@@ -53,6 +53,18 @@ def test_another_start_is_copied_in() -> None:
     assert torch.equal(again, torch.full((3,), 4.0))
 
 
+def test_what_is_not_read_is_not_copied() -> None:
+    def first(a: Tensor, b: Tensor) -> list[Tensor]:
+        return [a + 1]
+
+    graph = CudaGraphFunction(
+        first, (torch.ones(3), torch.ones(5)), used=(True, False), capture=still
+    )
+    held = sum(t.numel() for t in graph._inputs)
+    assert held == 3
+    assert torch.equal(graph(torch.zeros(3), torch.zeros(5))[0], torch.ones(3))
+
+
 def test_what_a_graph_reads_lives_as_long_as_the_graph() -> None:
     """A captured graph knows addresses; nothing else may keep a function's constants alive."""
     layer = nn.Linear(3, 2)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedkeel as fk
 from engine.vectorized.test_engine import ALIKE, RAGGED, net, ready
 from fedkeel.engine.compiler import cache
 from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction
@@ -101,6 +102,28 @@ def test_a_reply_is_not_written_over_by_the_next_client(
         torch.testing.assert_close(queued.params[name], expected, rtol=0, atol=1e-10)
     losses, of_exact = ([row.train_loss for row in run.rows[1:]] for run in (queued, exact))
     assert losses == pytest.approx(of_exact)
+
+
+def test_another_learning_rate_compiles_nothing_anew(
+    queue: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_function = cache._compile
+
+    def counted(call: cache.Call, *rest: Any) -> Any:
+        compiled.append(call.name)
+        return compile_function(call, *rest)
+
+    monkeypatch.setattr(cache, "_compile", counted)
+    schedule = fk.Schedule(kind="exponential", decay=0.5)
+    given = {"sizes": (6, 6, 6), "epochs": 3, "batch_size": 2, "schedule": schedule}
+    exact = start(ready(**given))
+    found = start(ready(**given, engine={"kind": "vectorized", "workers": 1}))
+    assert len({row.lr for row in found.rows[1:]}) == 3
+    assert sorted(compiled) == ["end", "start", "step"]
+    assert len(queue) == 1 + 2 * 3, "a rate is a number in the graphs of a step and of the end"
+    for name, expected in exact.params.items():
+        torch.testing.assert_close(found.params[name], expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("split", ["test", "clients"])

@@ -105,7 +105,6 @@ class Call:
         function: of states, and of the rate where there is one; returns a state.
         shape_states: positions of the states by whose shapes compiled functions are told apart.
         owned: position of the state that may be written over; None for none.
-        results_expire: whether the next call may write over the results.
         low_rank: prefixes of paths under which matrices may be returned as factors.
         moved_from: of a result that says how far a tensor has moved, by its path, that tensor.
         weights: with which such moves are added up; None where they are not.
@@ -115,7 +114,6 @@ class Call:
     function: Callable[..., State]
     shape_states: Sequence[int]
     owned: int | None = None
-    results_expire: bool = True
     low_rank: tuple[str, ...] = ()
     moved_from: Mapping[str, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None
@@ -154,11 +152,16 @@ class Arguments:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A compiled function, the paths of its results, and the masks that it takes."""
+    """A compiled function, the paths of its results, and the masks that it takes.
+
+    `used` says of each argument whether it is read, `draws` whether the function draws from torch's
+    default generator.
+    """
 
     program: Callable[..., Sequence[Result]]
     paths: tuple[str, ...]
     masks: tuple[MaskSpec, ...]
+    used: tuple[bool, ...]
     draws: bool
 
 
@@ -176,7 +179,7 @@ class CompileCache:
         self._rounds_factors, self._mask_orders = precision in ("tf32", "bf16"), mask_orders
         self._type = torch.bfloat16 if precision == "bf16-mixed" else None
         self._compiled: dict[Any, _Compiled] = {}
-        self._graphs: dict[Any, _Compiled] = {}  # of compiled functions, one for each stream
+        self._graphs: dict[Any, tuple[float | None, _Compiled]] = {}  # by stream, with the rate
 
     @property
     def draws(self) -> bool:
@@ -201,10 +204,9 @@ class CompileCache:
         for state in (arguments.states[position] for position in call.shape_states):
             key = (*key, state.paths, *[t.shape for t in state.tensors])
         key = (*key, *[(i, *state.ranks) for i, state in enumerate(arguments.states)])
-        as_graph = becomes_graph(values[0]) and call.results_expire
-        if as_graph:  # a graph holds the rate as a number, and memory for one shape of each tensor
-            rate = None if arguments.rate is None else float(arguments.rate)
-            key = (*key, rate, *[t.shape for t in values])
+        as_graph = becomes_graph(values[0])
+        if as_graph:  # which has memory for one shape of each tensor
+            key = (*key, *[t.shape for t in values])
             key = (*key, real_examples is None)  # masks for some examples are drawn outside of it
         results: FlatState | None = None
         compiled = self._compiled.get(key)
@@ -225,17 +227,20 @@ class CompileCache:
     def _graph(self, key: tuple[Any, ...], compiled: _Compiled, arguments: Arguments) -> _Compiled:
         """Return a compiled function as a CUDA graph, if CUDA can.
 
-        Masks for some of the examples are drawn outside of it, all others inside.
+        Masks for some of the examples are drawn outside of it, all others inside. A graph holds the
+        learning rate as a number, so another rate takes another graph, in place of the last one.
         """
-        if key not in self._graphs:
+        rate = None if arguments.rate is None else float(arguments.rate)
+        if key not in self._graphs or self._graphs[key][0] != rate:
+            self._graphs.pop(key, None)
             values, generators = arguments.tensors, arguments.generators
             inside = compiled.masks if arguments.real_examples is None else ()
             if not inside:
                 values += [
                     torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in compiled.masks
                 ]
-            self._graphs[key] = _as_cuda_graph(compiled, values, inside, generators)
-        return self._graphs[key]
+            self._graphs[key] = rate, _as_cuda_graph(compiled, values, inside, generators)
+        return self._graphs[key][1]
 
 
 def _compile(
@@ -318,7 +323,7 @@ def _compile(
     results = trial() if rounds_factors or matmul.onednn_is_faster() else results
     torch.random.set_rng_state(rng_state_after)
     draws = program.draws or (bool(masks.specs) and arguments.generators is None)
-    compiled = _Compiled(program, tuple(paths), tuple(masks.specs), draws)
+    compiled = _Compiled(program, tuple(paths), tuple(masks.specs), program.used, draws)
     return compiled, FlatState.of_results(paths, results)
 
 
@@ -360,7 +365,9 @@ def _as_cuda_graph(
 ) -> _Compiled:
     """Return a compiled function as a CUDA graph that draws some masks inside, if CUDA can."""
     try:
-        graph = CudaGraphFunction(compiled.program, values, masks_inside, generators)
+        graph = CudaGraphFunction(
+            compiled.program, values, masks_inside, generators, compiled.used[: len(values)]
+        )
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:

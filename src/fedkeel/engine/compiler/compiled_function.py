@@ -41,6 +41,10 @@ class CompiledFunction:
             writes over them.
         low_rank: positions of results that may be returned as the factors of matrices.
 
+    Attributes:
+        used: of each argument, whether it is read.
+        draws: whether random numbers are drawn.
+
     Raises:
         CannotCompile: its Python depends on numbers, it leaves torch, or it raises an error.
     """
@@ -78,6 +82,7 @@ class CompiledFunction:
         passes.write_into_concatenation(graph)
         passes.choose_matmul_library(graph)
         graph.lint()
+        self.used = tuple(bool(node.users) for node in inputs)
         self.draws = any(node.op == "call_function" and is_random(node) for node in graph.nodes)
         self._module = module_of(graph)
         self._forward = self._module.forward

@@ -41,6 +41,7 @@ class CudaGraphFunction:
         values: arguments, which are copied.
         masks: the masks, which each call draws anew.
         generators: what the masks are drawn from, the same at each call.
+        used: of each argument, whether it is read; others are not copied.
         capture: makes a graph of a run.
     """
 
@@ -50,10 +51,13 @@ class CudaGraphFunction:
         values: Sequence[Tensor],
         masks: Sequence[MaskSpec] = (),
         generators: Generators = None,
+        used: Sequence[bool] | None = None,
         capture: Capture | None = None,
     ) -> None:
         self._function = function  # keeps its constants alive: a graph knows only addresses
-        self._inputs = [t.clone() for t in values]
+        self._used = [True] * len(values) if used is None else list(used)
+        pairs = zip(values, self._used, strict=True)
+        self._inputs = [t.clone() if is_used else t.new_empty(0) for t, is_used in pairs]
 
         def run() -> Sequence[Result]:
             return function(*self._inputs, *(mask.draw(generators) for mask in masks))
@@ -63,8 +67,8 @@ class CudaGraphFunction:
     def __call__(self, *values: Tensor) -> Sequence[Result]:
         """Return what the function returns."""
         copies: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        for place, value in zip(self._inputs, values, strict=True):
-            if place.data_ptr() != value.data_ptr():
+        for place, value, is_used in zip(self._inputs, values, self._used, strict=True):
+            if is_used and place.data_ptr() != value.data_ptr():
                 places, sources = copies.setdefault((value.device, place.dtype), ([], []))
                 places.append(place)
                 sources.append(value)

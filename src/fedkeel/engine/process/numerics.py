@@ -26,7 +26,7 @@ def use_numerics(precision: Precision, searches: bool = True) -> Iterator[None]:
     threads, before = torch.get_num_threads(), [read() for read, _ in _SWITCHES]
     searched_before = torch.backends.cudnn.benchmark
     set_numerics(precision)
-    torch.backends.cudnn.benchmark = searches
+    torch.backends.cudnn.benchmark &= searches
     try:
         yield
     finally:
@@ -41,10 +41,11 @@ def set_numerics(precision: Precision) -> None:
 
     By default torch lets a GPU round the factors of float32 convolutions to tf32. With ``float32``
     it may not, whatever the program has set. A GPU times its convolutions' algorithms at the first
-    call of each shape, and takes the fastest.
+    call of each shape, and takes the fastest. It does not with ``bf16-mixed``, where that takes
+    seconds and the algorithm that is proposed first was as fast: see ``docs/benchmarks``.
     """
     torch.set_num_threads(1)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = precision != "bf16-mixed"
     on_gpu = "tf32" if precision in ("tf32", "bf16") else "ieee"
     on_cpu = "bf16" if precision == "bf16" else "ieee"
     for (_, write), value in zip(_SWITCHES, [on_gpu] * 3 + [on_cpu] * 3, strict=True):

@@ -20,6 +20,7 @@ from fedkeel.data.values import Values
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.dropout_masks import Generators, RandomDraws
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
+from fedkeel.engine.vectorized.transfers import copies
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.local_loop import (
     ClientRound,
@@ -146,7 +147,7 @@ class CompiledLoop:
         if prepared := substate(result, "prepared"):
             client_data = FlatState.of({**client_data.state, "prepared": prepared})
         local = FlatState.of(substate(result, "local"))
-        return client_data, local.map(torch.clone)  # steps write over it
+        return client_data, local.with_tensors(copies(local.tensors))  # steps write over it
 
     def step(
         self,
@@ -203,7 +204,7 @@ class CompiledLoop:
         if not is_compiled:
             with tracing():
                 return batched(*(state.state for state in arguments.states), shared.rate)
-        call = Call("end", batched, (3,), owned=2, results_expire=False)
+        call = Call("end", batched, (3,), owned=2)
         result = self.compiled.run(call, arguments).state
         return map_tensors(lambda t: t[None], result) if shared.is_single else result
 
@@ -270,7 +271,7 @@ class CompiledLoop:
         low_rank = tuple(f"client_state/{part}/" for part in plan.last_round_states)
         name = "round" if weights is None else "round, added up"
         moved_from = {f"update/{k}": t for k, t in shared.message.params.items()}
-        call = Call(name, train_group, (2, 3), None, True, low_rank, moved_from, weights)
+        call = Call(name, train_group, (2, 3), None, low_rank, moved_from, weights)
         return self.compiled.run(call, shared.arguments(client_data, *states))
 
     def _training_of(self, shared: SharedInputs) -> LocalTraining:

@@ -35,7 +35,7 @@ from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
 from fedkeel.engine.vectorized.memory import MemoryBound, uncompiled
 from fedkeel.engine.vectorized.strategy import ONE_BY_ONE, Strategy
 from fedkeel.engine.vectorized.streams import Streams
-from fedkeel.engine.vectorized.transfers import to_device, with_counts_on_host
+from fedkeel.engine.vectorized.transfers import copies, to_device, with_counts_on_host
 from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import local_path_length
@@ -458,7 +458,7 @@ class VectorizedTrainer:
 
     def _as_trained(self, group: ClientGroup, reply: FlatState) -> TrainedClients:
         if self.queue_length:  # the next group's steps write over what lies in a graph's memory
-            reply = reply.map(torch.clone)
+            reply = reply.with_tensors(copies(reply.tensors))
         values = reply.by_path
         kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
         state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})

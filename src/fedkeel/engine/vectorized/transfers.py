@@ -1,4 +1,4 @@
-"""Copies between a processor and its GPU for which neither waits.
+"""Copies between a processor and its GPU for which neither waits, and copies on a GPU.
 
 A copy from ordinary memory makes the processor wait for all that the GPU still has to do. From and
 to pinned memory it takes its turn among the GPU's work.
@@ -6,6 +6,7 @@ to pinned memory it takes its turn among the GPU's work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +20,17 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of tensors of one device; a GPU makes all of a type at once."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return [tensor.clone() for tensor in tensors]
+    new = [torch.empty_like(tensor) for tensor in tensors]
+    for dtype in {tensor.dtype for tensor in tensors}:
+        alike = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        torch._foreach_copy_([new[i] for i in alike], [tensors[i] for i in alike])
+    return new
 
 
 def with_counts_on_host(trained: TrainedClients) -> TrainedClients:
