@@ -280,7 +280,8 @@ def _compile(
         before = {path: starts[call.owned] + i for i, path in enumerate(owned_paths)}
     owned = frozenset(before.values())
     rng_state = torch.random.get_rng_state()  # both runs draw the same beside the masks
-    with use_numerics("float32", searches=not rounds_factors), matmul.without_onednn():
+    exact: Precision = "float32" if narrowest is None else "bf16-mixed"
+    with use_numerics(exact, searches=not rounds_factors), matmul.without_onednn():
         with tracing(), masks.drawing():
             expected = of_tensors(*values)
         if masks.specs and not masks.orders:

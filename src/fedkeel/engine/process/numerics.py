@@ -13,6 +13,10 @@ from fedkeel.config import Precision
 _Switch = tuple[Callable[[], str], Callable[[str], None]]
 """Reads and sets one of torch's precision switches."""
 
+SEARCH, MIXED_SEARCH = 10, 3
+"""Algorithms of each convolution that a GPU times, at most: 10 is torch's own number. With
+``bf16-mixed`` each takes long to make, and the first ones are about as fast."""
+
 
 @contextmanager
 def use_numerics(precision: Precision, searches: bool = True) -> Iterator[None]:
@@ -25,6 +29,7 @@ def use_numerics(precision: Precision, searches: bool = True) -> Iterator[None]:
     """
     threads, before = torch.get_num_threads(), [read() for read, _ in _SWITCHES]
     searched_before = torch.backends.cudnn.benchmark
+    limit_before = torch.backends.cudnn.benchmark_limit
     set_numerics(precision)
     torch.backends.cudnn.benchmark &= searches
     try:
@@ -32,6 +37,7 @@ def use_numerics(precision: Precision, searches: bool = True) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.backends.cudnn.benchmark = searched_before
+        torch.backends.cudnn.benchmark_limit = limit_before
         for (_, write), value in zip(_SWITCHES, before, strict=True):
             write(value)
 
@@ -41,11 +47,11 @@ def set_numerics(precision: Precision) -> None:
 
     By default torch lets a GPU round the factors of float32 convolutions to tf32. With ``float32``
     it may not, whatever the program has set. A GPU times its convolutions' algorithms at the first
-    call of each shape, and takes the fastest. It does not with ``bf16-mixed``, where that takes
-    seconds and the algorithm that is proposed first was as fast: see ``docs/benchmarks``.
+    call of each shape, and takes the fastest.
     """
     torch.set_num_threads(1)
-    torch.backends.cudnn.benchmark = precision != "bf16-mixed"
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark_limit = MIXED_SEARCH if precision == "bf16-mixed" else SEARCH
     on_gpu = "tf32" if precision in ("tf32", "bf16") else "ieee"
     on_cpu = "bf16" if precision == "bf16" else "ieee"
     for (_, write), value in zip(_SWITCHES, [on_gpu] * 3 + [on_cpu] * 3, strict=True):
