@@ -78,7 +78,8 @@ class Federation:
     def classes_of_clients(self) -> Ints:
         """[C] number of classes of which each client has training examples."""
         if self._fits_table:
-            return np.count_nonzero(self.histogram(), axis=1)
+            count: Ints = np.count_nonzero(self.histogram(), axis=1)
+            return count
         return self.class_counts().classes_of_clients()
 
     @property
