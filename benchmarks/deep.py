@@ -31,10 +31,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import fedkeel as fk  # before torch: it says how torch's threads are to wait
+
+# isort: split
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import fedkeel as fk
 from fedkeel.config import Precision
 from fedkeel.engine.process.numerics import set_numerics
 

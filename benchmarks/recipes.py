@@ -142,7 +142,9 @@ class Recipe:
     small: int = 0
 
     def smaller(self) -> Recipe:
-        """Return it for a processor: two clients, two steps each."""
+        """Return it for a processor: two clients, two steps each; all where steps are as small."""
+        if self.small == self.batch:
+            return self
         data = replace(self.data, clients=2, size=2 * self.small, test=20)
         name = f"{self.name}-small"
         return replace(self, name=name, data=data, per_round=2, batch=self.small)

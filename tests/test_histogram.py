@@ -57,6 +57,16 @@ def test_counts_are_the_histogram_without_its_zeros() -> None:
     assert many.table() is None
 
 
+@pytest.mark.parametrize(("clients", "classes"), [(7, 5), (2000, 3), (2000, 1000)])
+def test_counts_by_sorting_are_those_of_a_table(clients: int, classes: int) -> None:
+    made = federation(clients, classes)
+    table = made.histogram()
+    assert table.sum() == len(made.rows)
+    for name, array in made.class_counts().arrays().items():
+        np.testing.assert_array_equal(array, Histogram.of_rows(table).arrays()[name])
+    np.testing.assert_array_equal(made.classes_of_clients(), (table > 0).sum(axis=1))
+
+
 def test_a_large_histogram_is_no_part_of_the_record(tmp_path: Path) -> None:
     made = run(tmp_path / "large", CLIENTS, CLASSES)
     folder = RunFolder(tmp_path / "large")

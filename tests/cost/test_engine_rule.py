@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fedkeel as fk
 from fedkeel import config
@@ -150,6 +151,38 @@ def test_the_rule(of_run: dict[str, object], expected: tuple[str, int, int]) -> 
     chosen = choose_engine(run(**of_run))
     assert (chosen.kind, chosen.workers, chosen.parallel_clients) == expected
     assert (chosen.asked, chosen.device, chosen.reasons) == ("auto", "cpu", [])
+
+
+class Attention(nn.Module):
+    """Scores of the mean of what the places say that each place attends to."""
+
+    def __init__(self, is_fused: bool) -> None:
+        super().__init__()
+        self.is_fused = is_fused
+        self.qkv, self.head = nn.Linear(32, 3 * 32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).transpose(-4, -2).unbind(-3)
+        if self.is_fused:
+            seen = F.scaled_dot_product_attention(q, k, v)
+        else:
+            seen = torch.softmax(q @ k.mT / 4, -1) @ v
+        return self.head(seen.transpose(-2, -3).flatten(-2).mean(-2))
+
+
+@pytest.mark.parametrize(
+    ("is_fused", "is_large", "parallel"), [(True, True, 1), (True, False, 10), (False, True, 10)]
+)
+def test_large_networks_with_fused_attention_train_one_client_at_a_time(
+    is_fused: bool, is_large: bool, parallel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = (partial(Attention, is_fused), (12, 32))
+    work = run_work(run(network))
+    assert work.fused_attention == is_fused
+    monkeypatch.setattr(module, "SMALL_ATTENTION", work.multiply_adds - is_large)
+    chosen = choose_engine(run(network))
+    assert (chosen.kind, chosen.parallel_clients) == ("vectorized", parallel)
+    assert choose_engine(run(network, parallel_clients=4)).parallel_clients == 4
 
 
 def test_where_arithmetic_decides_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

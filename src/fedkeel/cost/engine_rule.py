@@ -61,6 +61,10 @@ SMALL_CONVOLUTIONS = 1e7
 """Multiply-adds of a step up to which a network with convolutions gains from groups on a CPU. They
 save the overhead of operations, and their convolutions are slower."""
 
+SMALL_ATTENTION = 1e8
+"""The same for a network whose attention is a single operation of torch. That operation has no axis
+for clients, so side by side attention is made of products."""
+
 LARGE_CONVOLUTION, MANY_CONVOLUTIONS = 1e8, 16
 """Multiply-adds of one client's convolution, on average over its layers and in the forward pass,
 from which clients train alone on a GPU, each on a stream of its own; and layers of convolutions
@@ -268,6 +272,8 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads:
     if not pads and len(np.unique(sizes[sizes > 0])) > 1:
         return 1  # few clients of a round have the same batch sizes
     if device == "cpu" and _has_convolutions(setup) and work.multiply_adds > SMALL_CONVOLUTIONS:
+        return 1
+    if device == "cpu" and work.fused_attention and work.multiply_adds > SMALL_ATTENTION:
         return 1
     if device == "cuda" and _fills_gpu(setup, work):
         return 1

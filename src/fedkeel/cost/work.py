@@ -42,6 +42,7 @@ class Work:
         batch: examples in a local step.
         multiply_adds: of the gradient of one batch.
         operations: tensor operations of that gradient; 0 where they could not be counted.
+        fused_attention: whether an attention among them is a single operation.
         cohort: clients in a round.
         rounds: rounds of the run.
     """
@@ -50,6 +51,7 @@ class Work:
     batch: int
     multiply_adds: float
     operations: int
+    fused_attention: bool
     cohort: int
     rounds: int
 
@@ -78,23 +80,25 @@ def run_work(prepared: Prepared) -> Work:
     clients = len(prepared.clients)
     size = max(len(setup.federation.data) // clients, 1)
     batch = max(batches.batch_sizes(settings.local, size))
-    multiply_adds, operations = gradient_work(setup)
+    multiply_adds, operations, fused_attention = gradient_work(setup)
     return Work(
         steps=batches.count_steps(settings.local, size),
         batch=batch,
         multiply_adds=batch * multiply_adds,
         operations=operations,
+        fused_attention=fused_attention,
         cohort=max(settings.cohort.size(clients), 1),
         rounds=settings.rounds,
     )
 
 
-def gradient_work(setup: TrainingSetup) -> tuple[float, int]:
+def gradient_work(setup: TrainingSetup) -> tuple[float, int, bool]:
     """Return what the gradient of a loss takes: multiply-adds for one example, and operations.
 
-    The number of operations does not depend on how many examples there are. Of a model that does
-    not bear being watched, multiply-adds are those of dense layers with as many parameters, and the
-    number of operations is 0.
+    The number of operations does not depend on how many examples there are. The third value is
+    whether an attention among them is a single operation. Of a model that does not bear being
+    watched, multiply-adds are those of dense layers with as many parameters, and the number of
+    operations is 0.
     """
     network, examples = setup.training.network, few_examples(setup)
     counter = MultiplyAdds()
@@ -104,8 +108,8 @@ def gradient_work(setup: TrainingSetup) -> tuple[float, int]:
                 buffers = network.copy_buffers(network.buffers)
                 network.value_and_grad(network.params, buffers, examples, "eager")
         except Exception:  # a model of the user's, which the rehearsal has trained without a watch
-            return 3.0 * numel(network.params), 0
-    return counter.total / len(examples), counter.operations
+            return 3.0 * numel(network.params), 0, False
+    return counter.total / len(examples), counter.operations, counter.fused_attention
 
 
 def gradient_multiply_adds(setup: TrainingSetup) -> float:
@@ -114,12 +118,16 @@ def gradient_multiply_adds(setup: TrainingSetup) -> float:
 
 
 class MultiplyAdds(OperationMode):
-    """Counts operations, and the multiply-adds of matrix products and convolutions."""
+    """Counts operations, and the multiply-adds of matrix products and convolutions.
+
+    It also notes whether an attention is made as a single operation of the processor.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.total: float = 0.0
         self.operations = 0
+        self.fused_attention = False
 
     def __torch_dispatch__(
         self,
@@ -131,6 +139,8 @@ class MultiplyAdds(OperationMode):
         """Count a call, and make it."""
         out = func(*args, **(kwargs or {}))
         self.operations += 1
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.fused_attention = True
         count = flop_registry.get(func.overloadpacket)
         if count is not None:  # which counts multiplications and additions apart
             self.total += int(count(*args, **(kwargs or {}), out_val=out)) / 2

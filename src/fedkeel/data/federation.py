@@ -20,8 +20,8 @@ from fedkeel.errors import DataError
 from fedkeel.records.histogram import Histogram
 from fedkeel.rng import generator
 
-_QUICK = 1_000_000
-"""Clients times classes up to which counting in a whole table is quicker than sorting."""
+_SMALL_TABLE = 1_000_000
+"""Clients times classes up to which a whole table is made, however few examples there are."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,36 @@ class Federation:
         classes = self.data.classes
         if not self.data.has_labels:
             return Histogram.of_rows(np.zeros((len(self), 0), dtype=np.int64))
-        if len(self) * classes <= _QUICK:
+        if self._fits_table:  # counting in which is quicker than sorting
             return Histogram.of_rows(self.histogram())
         key = self.client_of_row() * classes + self.data.labels[self.rows]
         pairs, count = np.unique(key, return_counts=True)
         return Histogram(len(self), classes, *np.divmod(pairs, classes), count.astype(np.int64))
 
+    def classes_of_clients(self) -> Ints:
+        """[C] number of classes of which each client has training examples."""
+        if self._fits_table:
+            count: Ints = np.count_nonzero(self.histogram(), axis=1)
+            return count
+        return self.class_counts().classes_of_clients()
+
+    @property
+    def _fits_table(self) -> bool:
+        """Whether a table of clients and classes takes little memory beside the rows."""
+        return len(self) * self.data.classes <= max(_SMALL_TABLE, len(self.rows))
+
     def histogram(self) -> Ints:
         """[C, Y] number of training examples of each client and class."""
         if not self.data.has_labels:
             return np.zeros((len(self), 0), dtype=np.int64)
-        y = self.data.labels[self.rows]
-        flat = np.bincount(
-            self.client_of_row() * self.data.classes + y, minlength=len(self) * self.data.classes
-        )
-        return flat.reshape(len(self), self.data.classes).astype(np.int64)
+        size = len(self) * self.data.classes
+        cells = np.repeat(np.arange(0, size, self.data.classes), self.sizes)
+        cells += self.data.labels[self.rows]
+        flat = np.bincount(cells, minlength=size)
+        return flat.reshape(len(self), self.data.classes).astype(np.int64, copy=False)
 
     def _repr_html_(self) -> str:
-        is_counted = self.data.has_labels and len(self) * self.data.classes <= _QUICK
+        is_counted = self.data.has_labels and len(self) * self.data.classes <= _SMALL_TABLE
         held_out = None if self.holdout_offsets is None else np.diff(self.holdout_offsets)
         return federation_html(
             self.sizes,

@@ -13,6 +13,7 @@ from fedkeel.data.values import Values, count_of, map_values, rows_of
 from fedkeel.diagnose.measured import Measured, mean
 from fedkeel.diagnose.models import Model
 from fedkeel.diagnose.observed_round import ObservedRound, some
+from fedkeel.dispatch import grad
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.method.context import Ints
 from fedkeel.task.batch import Batch
@@ -48,7 +49,7 @@ def fisher_information(setup: TrainingSetup, model: Model, x: Values, y: Values)
         batch = Batch(_one(one_x), _one(one_y))
         return network.loss(params, network.copy_buffers(model.buffers), batch, train=False)
 
-    of_each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
+    of_each = torch.func.vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     total: Tensor | float = 0.0
     for start in range(0, count_of(x), _AT_ONCE):
         piece = slice(start, start + _AT_ONCE)

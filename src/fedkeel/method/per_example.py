@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedkeel import tree
 from fedkeel.data.values import Values, example, tensors_of
+from fedkeel.dispatch import grad
 from fedkeel.errors import ModelError
 from fedkeel.task.batch import Batch
 from fedkeel.task.network import Network
@@ -109,7 +110,7 @@ def _by_gradients(
         def loss(some: Tree) -> Tensor:
             return network.loss({**params, **some}, buffers, Batch.of_one(x, y), train=False)
 
-        return {k: g.square() for k, g in torch.func.grad(loss)(chosen).items()}
+        return {k: g.square() for k, g in grad(loss)(chosen).items()}
 
     total = tree.zeros_like(chosen)
     for piece in _pieces(batch, max(1, MAX_ENTRIES // max(1, tree.numel(chosen)))):
@@ -142,7 +143,7 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
 
         like = tensors_of(x)[0]
         taps = [like.new_zeros(call.width, dtype=network.dtype) for call in expected]
-        return cast(tuple[list[Tensor], list[Tensor]], torch.func.grad(loss, has_aux=True)(taps))
+        return cast(tuple[list[Tensor], list[Tensor]], grad(loss, has_aux=True)(taps))
 
     def sums(piece: Batch) -> Tree:
         slopes, inputs = map_examples(factors, piece)
@@ -241,7 +242,7 @@ def _calls(
     if not once or not loss.requires_grad:
         return watched.calls, once
     others = torch.autograd.grad(loss, [leaves[name] for name in once], allow_unused=True)
-    return watched.calls, [k for k, grad in zip(once, others, strict=True) if grad is None]
+    return watched.calls, [k for k, other in zip(once, others, strict=True) if other is None]
 
 
 def _same(calls: Sequence[_Call], others: Sequence[_Call]) -> bool:

@@ -20,6 +20,7 @@ from fedkeel.data.values import (
     count_of,
     only_tensor,
 )
+from fedkeel.dispatch import grad
 from fedkeel.errors import ModelError
 from fedkeel.matmul import linear_layers
 from fedkeel.task.batch import Batch, Output, batch_mean
@@ -444,7 +445,7 @@ class Network:
                 value, loss = self._values(p, updated, batch, objective)
                 return value, (loss, updated)
 
-            grads, (loss, updated) = torch.func.grad(value_at, has_aux=True)(params)
+            grads, (loss, updated) = grad(value_at, has_aux=True)(params)
             for name, buffer in buffers.items():
                 buffer.copy_(updated[name])
             return loss, grads
@@ -490,8 +491,8 @@ class Network:
             def loss_of(x: Tensor) -> Tensor:
                 return self.loss(params, buffers, Batch(x, batch.y, batch.weight), train=False)
 
-            grad: Tensor = torch.func.grad(loss_of)(inputs)
-            return grad
+            by_input: Tensor = grad(loss_of)(inputs)
+            return by_input
         x = inputs.detach().requires_grad_()
         with torch.enable_grad():
             loss = self.loss(params, buffers, Batch(x, batch.y, batch.weight), train=False)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import fedkeel as fk
 from engine.vectorized.test_engine import ready, trained
+from fedkeel.dispatch import OperationMode
 from fedkeel.engine.compiler import passes
 from fedkeel.engine.trainer import SequentialTrainer
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
@@ -195,3 +196,27 @@ def test_strided_pointwise_convolutions_of_few_channels_keep_the_usual_layout(
     for client, reply in expected.items():
         torch.testing.assert_close(found[client], reply, rtol=1e-4, atol=1e-5)
     assert trainer.strategy.is_compiled
+
+
+class Kernels(OperationMode):
+    """Notes whether group normalisation's gradient was one operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= func is torch.ops.aten.native_group_norm_backward.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_single_client_keeps_the_kernels_of_the_tape(clients: int) -> None:
+    layers = nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(256, 4)
+    prepared = ready(lambda: nn.Sequential(*layers), epochs=1)
+    trainer = VectorizedTrainer(prepared.setup, clients)
+    trained(trainer, prepared)  # compiles
+    with Kernels() as kernels:
+        trained(trainer, prepared)
+    assert trainer.strategy.is_compiled
+    assert kernels.found == (clients == 1)

@@ -326,7 +326,7 @@ def _drawn(data: Dataset, settings: Partition, seed: int) -> tuple[Lists, dict[s
 def _say(made: Federation, how: dict[str, Any]) -> str:
     """Return in words what the partition is."""
     sizes = made.sizes
-    spread = made.class_counts().classes_of_clients()
+    spread = made.classes_of_clients()
     kind = [str(how["kind"])]
     if "alpha" in how:
         kind.append(f"alpha {how['alpha']:g}")

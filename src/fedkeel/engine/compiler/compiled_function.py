@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedkeel.dispatch import grad
 from fedkeel.engine.compiler import passes
 from fedkeel.engine.compiler.fuse_updates import center_factors, fuse_updates
 from fedkeel.engine.compiler.graph_nodes import is_random, remove_unused
@@ -109,6 +110,6 @@ def warm_up() -> None:
     def loss(w: Tensor, y: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(w, y)
 
-    gradients = torch.func.vmap(torch.func.grad(loss))
+    gradients = torch.func.vmap(grad(loss))
     example = [torch.zeros(2, 1, 2), torch.zeros(2, 1, dtype=torch.long)]
     CompiledFunction(lambda w, y: [gradients(w, y)], example)

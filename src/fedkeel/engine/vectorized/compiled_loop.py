@@ -32,7 +32,6 @@ from fedkeel.method.local_loop import (
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Reply, reply_state
 from fedkeel.task.batch import Batch
-from fedkeel.task.network import Autograd
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors
 
 
@@ -109,7 +108,6 @@ class CompiledLoop:
         training: method, model and local training.
         precision: of the factors of matrix products.
         draws: what the network draws in training; None where it draws nothing.
-        single: how gradients of a single client are taken; those of several by `torch.func`.
     """
 
     def __init__(
@@ -117,9 +115,10 @@ class CompiledLoop:
         training: LocalTraining,
         precision: Precision = "float32",
         draws: RandomDraws | None = None,
-        single: Autograd = "functional",
     ) -> None:
-        self._training, self._training_single = training, replace(training, autograd=single)
+        self._training = replace(training, autograd="functional")
+        # the tape has faster kernels for one client, such as that of group normalisation
+        self._training_single = replace(training, autograd="eager")
         self.compiled = CompileCache(precision, draws.orders if draws else ())
 
     def start(
@@ -219,7 +218,7 @@ class CompiledLoop:
     ) -> State:
         """End the round of one client after S steps, without compiling. See `end`."""
         # by the tape, as where a client trains by itself: so masks are filled in the same order
-        training = replace(self._training, autograd="eager")
+        training = self._training_single
         client = _client(training, message, client_data, lambda: _batch(all_examples()))
         client = replace(client, client_info=client_info)
         return _reply(client_finish(client, _local_state(local), steps))

@@ -41,7 +41,6 @@ from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import local_path_length
 from fedkeel.method.local_training import start_client_state
 from fedkeel.rng import continue_torch, seed_torch, torch_seeds
-from fedkeel.task.network import Autograd
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors, unwalk, walk
 
 CLIENT_STATE = "client_state/"
@@ -88,11 +87,9 @@ class VectorizedTrainer:
             self.reasons.append(f"steps are not compiled: {self.facts.not_compilable}")
         self._setup = setup
         network = self.placed.training.network.for_tracing()
-        self._training = replace(self.placed.training, network=network, autograd="functional")
+        self._training = replace(self.placed.training, network=network)
         self._plain = SequentialTrainer(self.placed)
-        # on a GPU one client's gradients come from the tape: it has faster kernels for them
-        single: Autograd = "eager" if self.device.type == "cuda" else "functional"
-        self._loop = CompiledLoop(self._training, setup.precision, self.facts.draws, single)
+        self._loop = CompiledLoop(self._training, setup.precision, self.facts.draws)
         self._examples = TrainingExamples(self.placed.federation.data, setup.training.network.dtype)
         self._generators: list[torch.Generator] = []  # CUDA graphs draw from these very objects
 
