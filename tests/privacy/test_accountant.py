@@ -28,7 +28,8 @@ def test_poisson_sampling(case: int) -> None:
     release = poisson(rate)
     pld = Account(release, sigma, "pld", steps).epsilon(steps, delta)
     assert pld == pytest.approx(POISSON["eps_pld_dp_accounting"][case], rel=1e-3)
-    assert pld >= POISSON["eps_pld_dp_accounting"][case] * (1 - 1e-9)
+    # processors differ in the rounding of the Fourier transforms
+    assert pld >= POISSON["eps_pld_dp_accounting"][case] * (1 - 1e-7)
     rdp = Account(release, sigma, "rdp").epsilon(steps, delta)
     assert rdp == pytest.approx(POISSON["eps_rdp_dp_accounting"][case], rel=1e-9)
     assert rdp == pytest.approx(POISSON["eps_rdp_opacus"][case], rel=1e-3)

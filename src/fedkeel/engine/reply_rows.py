@@ -202,8 +202,8 @@ class ReplyRows:
         def add(path: str, tensor: Tensor, scale: float = 1) -> None:
             if path not in sums:
                 row = self._sums.tensors[path][first_row]
-                on_same_device = tensor.device == row.device
-                sums[path] = row if on_same_device else tensor.new_zeros(row.shape)
+                is_in_row = tensor.device == row.device and not self._keeps_sums
+                sums[path] = row if is_in_row else tensor.new_zeros(row.shape)
             totals, tensors = by_scale.setdefault(scale, ([], []))
             totals.append(sums[path])
             tensors.append(tensor.view(sums[path].shape).to(sums[path].device))
