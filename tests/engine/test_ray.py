@@ -155,6 +155,7 @@ def test_actors_stand_on_both_nodes_and_one_too_many_harms_nobody(nodes: Nodes) 
 # --- deaths ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_actor_killed_in_mid_round_leaves_no_trace(
     nodes: Nodes, tmp_path: Path, actors: list[Any]
 ) -> None:
@@ -203,6 +204,7 @@ def test_an_error_is_the_same_wherever_it_happens(nodes: Nodes) -> None:
     assert two.value.lines() == one.value.lines()
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_actors(nodes: Nodes, actors: list[Any]) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
