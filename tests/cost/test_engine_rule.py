@@ -20,6 +20,7 @@ from fedkeel.cost.engine_rule import EngineRule, choose_engine, kept_engine
 from fedkeel.cost.work import gradient_multiply_adds, run_work
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.vectorized import trial as trial_module
 from fedkeel.engine.vectorized.facts import SetupFacts
 from fedkeel.errors import RunError
 from fedkeel.records.run_record import EngineChoice
@@ -272,10 +273,28 @@ def test_clients_whose_convolutions_fill_a_gpu_train_one_after_the_other(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
-    monkeypatch.setattr(module, "_obstacle", lambda _: pytest.fail("nothing depends on it"))
+    monkeypatch.setattr(module, "_obstacle", lambda *_: pytest.fail("nothing depends on it"))
     network = (partial(two_convolutions, channels), (1, 16, 16))
     found = choose_engine(run(network))
     assert (found.device, found.parallel_clients) == ("cuda", parallel)
+
+
+@pytest.mark.parametrize(("channels", "tried"), [(1, 2), (64, 1)])
+def test_as_many_clients_are_tried_side_by_side_as_will_train_so(
+    channels: int, tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def trial(setup: TrainingSetup, message: object, clients: int) -> str:
+        seen.append(clients)
+        return compile_obstacle(setup, message, clients)
+
+    compile_obstacle = trial_module.compile_obstacle
+    monkeypatch.setattr(trial_module, "compile_obstacle", trial)
+    found = choose_engine(run((partial(two_convolutions, channels), (1, 16, 16)), rounds=10_000))
+    assert seen == [tried]
+    assert found.kind == "vectorized"
+    assert (found.parallel_clients == 1) == (tried == 1)
 
 
 def test_the_sequential_engine_trains_on_a_gpu_where_that_is_asked_for(

@@ -115,7 +115,8 @@ class EngineRule:
             self._device, self._device_reasons = choose_device(requested, prepared.setup)
         is_open = requested.kind == "auto" and requested.devices is None
         if is_open and not self._obstacle and self._device == "cpu":
-            self._obstacle, self._hindered = _obstacle(prepared), prepared.plan.expression
+            self._obstacle = _obstacle(prepared, self._work)
+            self._hindered = prepared.plan.expression
         if not self._obstacle:
             self._pads = self._pads and establish(prepared.setup).pads
 
@@ -195,7 +196,7 @@ def _is_not_worth_it(work: Work) -> bool:
     return is_large or work.multiply_adds > LONG_STEP
 
 
-def _obstacle(prepared: Prepared) -> str:
+def _obstacle(prepared: Prepared, work: Work) -> str:
     """Return why a run's steps cannot be compiled, "" where they can."""
     setup = prepared.setup
     if reason := why_not_compiled(setup):
@@ -206,7 +207,8 @@ def _obstacle(prepared: Prepared) -> str:
 
     lr = learning_rate(prepared.settings, setup.training, 0)
     message = server_message(prepared.plan, prepared.server, lr)
-    return compile_obstacle(setup, with_empty_answers(message, prepared.spec))
+    clients = 1 if _trains_alone_on_cpu(setup, work) else 2
+    return compile_obstacle(setup, with_empty_answers(message, prepared.spec), clients)
 
 
 def kept_engine(previous: EngineChoice, requested: config.Engine) -> EngineChoice | None:
@@ -271,9 +273,7 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads:
     sizes = setup.federation.sizes
     if not pads and len(np.unique(sizes[sizes > 0])) > 1:
         return 1  # few clients of a round have the same batch sizes
-    if device == "cpu" and _has_convolutions(setup) and work.multiply_adds > SMALL_CONVOLUTIONS:
-        return 1
-    if device == "cpu" and work.fused_attention and work.multiply_adds > SMALL_ATTENTION:
+    if device == "cpu" and _trains_alone_on_cpu(setup, work):
         return 1
     if device == "cuda" and _fills_gpu(setup, work):
         return 1
@@ -284,6 +284,13 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads:
         limit = min(GPU_GROUP_SIZE, GPU_GROUP_ENTRIES // entries)
     share = math.ceil(work.cohort / workers)
     return math.ceil(share / math.ceil(share / max(limit, 1)))
+
+
+def _trains_alone_on_cpu(setup: TrainingSetup, work: Work) -> bool:
+    """Return whether groups of clients gain nothing on a CPU."""
+    if work.fused_attention and work.multiply_adds > SMALL_ATTENTION:
+        return True
+    return _has_convolutions(setup) and work.multiply_adds > SMALL_CONVOLUTIONS
 
 
 def _has_convolutions(setup: TrainingSetup) -> bool:

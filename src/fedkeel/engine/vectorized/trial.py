@@ -16,14 +16,15 @@ from fedkeel.errors import FedkeelError
 from fedkeel.method.context import Message
 
 
-def compile_obstacle(setup: TrainingSetup, message: Message) -> str:
+def compile_obstacle(setup: TrainingSetup, message: Message, clients: int) -> str:
     """Return why local steps cannot be compiled, "" where they can.
 
-    The two smallest clients make one step with a few examples. Their results are lost.
+    The smallest clients make one step with a few examples. Their results are lost.
 
     Args:
         setup: method, model, data and seed.
         message: any message of the run.
+        clients: how many clients make the step side by side: 2, or 1 where each trains alone.
     """
     training, facts = setup.training, establish(setup)
     size = training.local.batch_size
@@ -32,7 +33,7 @@ def compile_obstacle(setup: TrainingSetup, message: Message) -> str:
     setup = replace(setup, training=replace(training, local=one_step))
     facts = replace(facts, short_rounds=has_short_rounds(setup))
     sizes = setup.federation.sizes
-    smallest = sorted(np.flatnonzero(sizes).tolist(), key=lambda k: int(sizes[k]))[:2]
+    smallest = sorted(np.flatnonzero(sizes).tolist(), key=lambda k: int(sizes[k]))[:clients]
     jobs = [ClientJob(row=0, client=client, steps_done=0) for client in smallest]
     trainer = VectorizedTrainer(setup, len(jobs), facts=facts)
     try:
