@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +18,9 @@ from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.engine.vectorized.single_process import SingleProcess
 from fedkeel.errors import TrainingError
 from fedkeel.method import server_round as rounds
-from fedkeel.method.round_values import Replies
+from fedkeel.method.round_values import Replies, Server
 from fedkeel.method.server_round import server_message, server_round
+from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.engines import may_be_on_gpu
 from fedkeel.runner.start import start
 from method.players import ENTRIES
@@ -88,3 +92,28 @@ def test_sums_that_stay_where_they_are_change_no_bit(
     assert made[0].sums_replies
     for name, tensor in expected.params.items():
         torch.testing.assert_close(found.params[name], tensor, rtol=0, atol=1e-12)
+
+
+def test_an_error_of_a_gpu_reaches_the_user_and_loses_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Callback):
+        def on_round_end(self, row: Any, model: Any) -> None:
+            if row.round == 2:
+                monkeypatch.setattr(Server, "on", lost)
+                raise RuntimeError("in round 2")
+
+    def lost(self: Server, device: torch.device) -> Server:
+        raise RuntimeError("the device has failed")
+
+    prepared = ready(engine={"checkpoint_seconds": 0.0})
+    whole = start(prepared)
+    with pytest.raises(RuntimeError, match="in round 2"):
+        start(prepared, tmp_path / "run", callbacks=[Broken()])
+    monkeypatch.undo()
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["status"], record["message"]) == ("failed", "RuntimeError: in round 2")
+    found = start(prepared, tmp_path / "run", resume=True)
+    assert [row.round for row in found.rows] == [0, 1, 2, 3]
+    for name, tensor in whole.params.items():
+        assert torch.equal(found.params[name], tensor)

@@ -79,8 +79,8 @@ class ReplyRows:
         self._client_state_spec = specs_below(spec, CLIENT_STATE_PREFIX)
         can_add_up = setup.training.plan.needs_only_update_sum and not setup.keeps_updates
         self.summed = sums and can_add_up
-        self._kept_sums: Tree | None = None  # of the only work item, on its device
-        self._keeps_sums = False
+        self._sums_device: torch.device | None = None  # where sums stay, None for the rows
+        self._kept_sums: Tree = {}  # what stays there, of the only work item
         uploads = (f"uploads/{part}/" for part in setup.training.plan.sum_only_uploads)
         prefixes = (UPDATE_PREFIX, *uploads) if self.summed else ()
         summed = {k: v for k, v in self._spec.items() if k.startswith(prefixes)}
@@ -120,8 +120,9 @@ class ReplyRows:
         if not jobs:
             return
         first_row = jobs[0].row
-        for tensor in () if self._keeps_sums else self._sums.tensors.values():
-            tensor[first_row].zero_()
+        if self._sums_device is None:
+            for tensor in self._sums.tensors.values():
+                tensor[first_row].zero_()
         phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
         # waiting for a GPU is none of the thread's processor time
         clock = time.perf_counter if trainer.queue_length else time.thread_time
@@ -136,25 +137,24 @@ class ReplyRows:
             for phase, seconds in trained.seconds.items():
                 phases[phase] += seconds
             report_progress(len(trained.jobs))
-        self._put_sums(sums, first_row, trainer.placed)
+        self._put_sums(sums, first_row)
         phases[PROCESSOR] = clock() - started
         for phase, seconds in phases.items():
             self._seconds.tensors[phase][first_row] = seconds
 
-    def keep_sums_on_device(self) -> None:
-        """Leave sums where clients are trained, for a server that is there too.
+    def keep_sums_on(self, device: torch.device) -> None:
+        """Leave sums on the device where clients are trained, for a server that is there too.
 
         All clients of a round are then one work item.
         """
-        self._keeps_sums = True
+        self._sums_device = device
 
-    def _put_sums(self, sums: Tree, first_row: int, placed: TrainingSetup) -> None:
+    def _put_sums(self, sums: Tree, first_row: int) -> None:
         """Put the sums of a work item into its row, or keep them where they are."""
-        if self._keeps_sums:
-            device = next(iter(placed.training.network.params.values())).device
+        if self._sums_device is not None:
             for path, tensor in self._sums.tensors.items():
                 if path not in sums:  # no client has sent anything finite
-                    sums[path] = torch.zeros_like(tensor[0], device=device)
+                    sums[path] = torch.zeros_like(tensor[0], device=self._sums_device)
             self._kept_sums = {path: sums[path][None] for path in self._sums.tensors}
             return
         for path, total in sums.items():
@@ -202,7 +202,7 @@ class ReplyRows:
         def add(path: str, tensor: Tensor, scale: float = 1) -> None:
             if path not in sums:
                 row = self._sums.tensors[path][first_row]
-                is_in_row = tensor.device == row.device and not self._keeps_sums
+                is_in_row = tensor.device == row.device and self._sums_device is None
                 sums[path] = row if is_in_row else tensor.new_zeros(row.shape)
             totals, tensors = by_scale.setdefault(scale, ([], []))
             totals.append(sums[path])
@@ -257,7 +257,7 @@ class ReplyRows:
         """
         items = self._work_items(count)
         sums = self._kept_sums
-        if sums is None:
+        if self._sums_device is None:
             sums = {path: _select(tensor, items) for path, tensor in self._sums.tensors.items()}
         return unwalk({**sums, **{path: t[:count] for path, t in self._replies.tensors.items()}})
 

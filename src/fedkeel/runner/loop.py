@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.malloc import keeping_freed_memory
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Message
-from fedkeel.method.round_values import RoundResult
+from fedkeel.method.round_values import RoundResult, Server
 from fedkeel.method.server_memory import copy_memory, reset_client_sums
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.records.baselines import LOCAL
@@ -261,11 +262,29 @@ class Run:
             self._folder.append(row)
         self._rows.append(row)
 
+    def _server_on_processor(self, lenient: bool) -> Server:
+        """Return the server on the processor.
+
+        After an error of the GPU its model may be lost. Then it is NaN, and no checkpoint is saved.
+        """
+        try:
+            return self._server.on(torch.device("cpu"))
+        except RuntimeError:
+            if not lenient:
+                raise
+            self._checkpoints = None
+            first = self._prepared.server
+            return replace(
+                first,
+                params={k: torch.full_like(t, math.nan) for k, t in first.params.items()},
+                round=self._server.round,
+            )
+
     def _end(
         self, status: Status, message: str, engine: Engine | None, lenient: bool = False
     ) -> Result:
         """Save the run and tell the callbacks; `lenient` after an error, which matters more."""
-        self._server = self._server.on(torch.device("cpu"))
+        self._server = self._server_on_processor(lenient)
         reasons = [] if engine is None else engine.reasons
         self._record = ended(self._record, status, message, reasons, self._best.record)
         server = self._server

@@ -6,7 +6,7 @@ takes as long as running it. A captured graph starts them all at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -66,16 +66,25 @@ class CudaGraphFunction:
 
     def __call__(self, *values: Tensor) -> Sequence[Result]:
         """Return what the function returns."""
-        copies: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        for place, value, is_used in zip(self._inputs, values, self._used, strict=True):
-            if is_used and place.data_ptr() != value.data_ptr():
-                places, sources = copies.setdefault((value.device, place.dtype), ([], []))
-                places.append(place)
-                sources.append(value)
-        for places, sources in copies.values():  # all of a kind by one launch
-            torch._foreach_copy_(places, sources)
+        pairs = [
+            (place, value)
+            for place, value, is_used in zip(self._inputs, values, self._used, strict=True)
+            if is_used and place.data_ptr() != value.data_ptr()
+        ]
+        copy_all(pairs)
         self._replay()
         return self._outputs
+
+
+def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy into the first tensor of each pair the second one, all of a kind by one launch."""
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for place, source in pairs:
+        places, sources = alike.setdefault((source.device, place.dtype), ([], []))
+        places.append(place)
+        sources.append(source)
+    for places, sources in alike.values():
+        torch._foreach_copy_(places, sources)
 
 
 def capture_on_gpu(run: Run, generators: Generators) -> tuple[Callable[[], None], Sequence[Result]]:

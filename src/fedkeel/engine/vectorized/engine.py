@@ -132,7 +132,8 @@ class VectorizedTrainer:
         message = self._message_on_device(message)
         read = self._records_on_device(read)
         waiting = ClientGroup.single_clients(self._setup, message, jobs)
-        self._streams.share(len(waiting))
+        alone = self.parallel_clients == 1 and self.facts.draws is None
+        self._streams.share(len(waiting) if alone else 1)
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad(), self._streams:
             while waiting and self.strategy.is_compiled:
@@ -141,7 +142,7 @@ class VectorizedTrainer:
                     continue
                 refusal: CannotCompile | None = None
                 try:
-                    with self._turn(group):
+                    with self._turn():
                         done = self._train(message, group, read, clock, sums)
                         done = list(map(with_counts_on_host, done))
                 except torch.OutOfMemoryError:
@@ -168,13 +169,12 @@ class VectorizedTrainer:
         elif not self.strategy.is_compiled:
             self.reasons.append(f"steps are not compiled: {reason[:MAX_REASON]}")
 
-    def _turn(self, group: ClientGroup) -> AbstractContextManager[None]:
-        """Return the context in which a group is trained: single clients take turns on streams.
+    def _turn(self) -> AbstractContextManager[None]:
+        """Return the context in which a group is trained: clients that train alone take turns.
 
         Graphs that draw from torch's one generator for a GPU cannot run at the same time.
         """
-        draws = self.facts.draws is not None or self._loop.compiled.draws
-        return self._streams.turn() if group.is_single and not draws else nullcontext()
+        return nullcontext() if self._loop.compiled.draws else self._streams.turn()
 
     def _use_less_memory(self, clients: int) -> None:
         self._loop.compiled.clear()

@@ -72,7 +72,7 @@ class SingleProcess(KeepsClientStates):
 
     def keep_sums_on_device(self) -> None:
         """Leave sums where clients are trained, for a server that is there too."""
-        self._buffers.rows.keep_sums_on_device()
+        self._buffers.rows.keep_sums_on(self.device)
 
     @property
     def reasons(self) -> list[str]:

@@ -40,8 +40,8 @@ class Strategy:
     def choose(cls, facts: SetupFacts, parallel_clients: int, device: torch.device) -> Strategy:
         """Return the fastest strategy that the facts allow on a device.
 
-        A GPU trains single clients of large networks alone: their rounds take long to compile as a
-        whole, and gain nothing.
+        On a GPU clients that train alone have large networks. Their rounds are not compiled as a
+        whole: that takes long, and gains nothing.
         """
         if facts.not_compilable:
             return ONE_BY_ONE

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedkeel.engine.compiler.cuda_graphs import copy_all
 from fedkeel.engine.trainer import TrainedClients
 
 
@@ -27,9 +28,7 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     if not any(tensor.is_cuda for tensor in tensors):
         return [tensor.clone() for tensor in tensors]
     new = [torch.empty_like(tensor) for tensor in tensors]
-    for dtype in {tensor.dtype for tensor in tensors}:
-        alike = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        torch._foreach_copy_([new[i] for i in alike], [tensors[i] for i in alike])
+    copy_all(zip(new, tensors, strict=True))
     return new
 
 
