@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
+from fedkeel.method.round_values import Server
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.pictures import PICTURES, Pictures
 from fedkeel.records.row_file import ROWS
@@ -15,6 +19,20 @@ from fedkeel.runner.result import Result
 _ROWS_RESTORED = (
     f"{ROWS} was deleted or changed by another during the run, and was written again with all rows"
 )
+
+
+def server_on_processor(server: Server, lenient: bool) -> tuple[Server, bool]:
+    """Return the server on the processor, and whether its model is lost.
+
+    It may be after an error of a GPU, which `lenient` lets pass. The model is then NaN.
+    """
+    try:
+        return server.on(torch.device("cpu")), False
+    except RuntimeError:
+        if not lenient:
+            raise
+    params = {k: torch.full(t.shape, math.nan, dtype=t.dtype) for k, t in server.params.items()}
+    return replace(server, params=params, memory={}), True
 
 
 def ended(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedkeel.clock import Clock, shares
 from fedkeel.diagnose.measured import Measured
@@ -21,7 +19,7 @@ from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.malloc import keeping_freed_memory
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Message
-from fedkeel.method.round_values import RoundResult, Server
+from fedkeel.method.round_values import RoundResult
 from fedkeel.method.server_memory import copy_memory, reset_client_sums
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.records.baselines import LOCAL
@@ -42,7 +40,7 @@ from fedkeel.runner.evaluate import (
     with_personal_scores,
     with_test_scores,
 )
-from fedkeel.runner.finish import ended, finish
+from fedkeel.runner.finish import ended, finish, server_on_processor
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
 from fedkeel.runner.server_table import ServerTable
@@ -262,29 +260,12 @@ class Run:
             self._folder.append(row)
         self._rows.append(row)
 
-    def _server_on_processor(self, lenient: bool) -> Server:
-        """Return the server on the processor.
-
-        After an error of the GPU its model may be lost. Then it is NaN, and no checkpoint is saved.
-        """
-        try:
-            return self._server.on(torch.device("cpu"))
-        except RuntimeError:
-            if not lenient:
-                raise
-            self._checkpoints = None
-            first = self._prepared.server
-            return replace(
-                first,
-                params={k: torch.full_like(t, math.nan) for k, t in first.params.items()},
-                round=self._server.round,
-            )
-
     def _end(
         self, status: Status, message: str, engine: Engine | None, lenient: bool = False
     ) -> Result:
         """Save the run and tell the callbacks; `lenient` after an error, which matters more."""
-        self._server = self._server_on_processor(lenient)
+        self._server, is_lost = server_on_processor(self._server, lenient)
+        self._checkpoints = None if is_lost else self._checkpoints
         reasons = [] if engine is None else engine.reasons
         self._record = ended(self._record, status, message, reasons, self._best.record)
         server = self._server
