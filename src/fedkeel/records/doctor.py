@@ -109,7 +109,7 @@ class DoctorRecord:
         client_names: C names; empty where clients are numbers.
         label_names: Y names; empty where labels are numbers or there are none.
         sizes: [C] training examples.
-        histogram: [C][Y] training examples by client and label; empty where there are none.
+        histogram: [C, Y] training examples by client and label; empty where there are none.
         input_distances: [C] distance of each client's mean input from that of all.
         experiment: an experiment file that searches the three; "" where the data were given in
             Python.

@@ -120,7 +120,7 @@ class PartitionRecord:
         kind: kind of the partition.
         clients: number of clients C.
         sizes: [C] training examples of each client.
-        histogram: [C][Y] training examples by client and class, empty where nobody knows them, and
+        histogram: [C, Y] training examples by client and class, empty where nobody knows them, and
             where they are more than 100,000 numbers: these are in ``histogram.safetensors``.
         names: [C] names of the clients, or empty.
         held_out: examples that clients hold out for evaluation.
