@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import dp_accounting
@@ -18,6 +19,7 @@ from fedkeel.errors import ConfigError, RunError
 from fedkeel.privacy.accountant import Release, composed_epsilon
 from fedkeel.privacy.ledger import Ledger, Spent, epsilon_of
 from fedkeel.privacy.policy import Policy, PolicyError, read_policy
+from fedkeel.records.files import sealed
 
 POLICY = Policy(epsilon=5.0, delta=1e-5)
 
@@ -70,14 +72,79 @@ def test_a_ledger_adds_up_over_runs_until_the_limit_and_survives(tmp_path: Path)
     assert file.read_bytes() == before
 
 
-def test_a_whole_run_is_charged_once_however_often_its_server_goes_on(tmp_path: Path) -> None:
+PLAN = {"planned": 9, "count": 9, "plan": "5f1d09c2"}
+SAMPLED = {"sampling": "poisson", "sampled": 1.0, "population": 10}
+
+
+def planned(**more: object) -> Spent:
+    return spending("a").model_copy(update={**PLAN, **more})
+
+
+def answer(ledger: Ledger, rounds: Iterable[int], limit: float = 9e9, **more: object) -> float:
+    policy = POLICY.model_copy(update={"epsilon": limit})
+    return max(ledger.charge_run(planned(**more), r, policy) for r in rounds)
+
+
+def test_planned_rounds_pay_for_one_answer_to_each(tmp_path: Path) -> None:
+    """Six runs under one name cost what six runs cost; going on costs what is repeated."""
     ledger = Ledger(tmp_path / "ledger.json")
-    charges = [ledger.charge(spending("a", count=9), POLICY, is_once=True) for _ in range(3)]
-    assert len(set(charges)) == 1
-    assert [entry.count for entry in ledger.read()] == [9]
-    for planned, charged in ((12, 12), (10, 12)):  # it plans more rounds, and fewer
-        total = ledger.charge(spending("a", count=planned), POLICY, is_once=True)
-        assert total == epsilon_of([spending("x", count=charged)], POLICY)
+    once = composed_epsilon([(Release(), 4.0, 9)], 1e-5)
+    assert answer(ledger, range(9)) == once
+    assert answer(ledger, [8]) == composed_epsilon([(Release(), 4.0, 10)], 1e-5)
+    assert [entry.count for entry in ledger.read()] == [10]
+    for _ in range(5):
+        total = answer(ledger, range(9))
+    assert total == composed_epsilon([(Release(), 4.0, 10 + 5 * 9)], 1e-5) > 2 * once
+    with pytest.raises(PolicyError, match="with this answer"):
+        answer(ledger, [3], limit=total)
+    stopped = Ledger(tmp_path / "stopped.json")
+    answer(stopped, [0, 1, 2])
+    assert answer(stopped, [1, 2, 3]) == composed_epsilon([(Release(), 4.0, 11)], 1e-5)
+    for beyond in (-1, 9):
+        with pytest.raises(PolicyError, match=f"got round {beyond + 1}; expected one of 9"):
+            answer(stopped, [beyond])
+
+
+def test_a_sampled_run_that_is_repeated_is_charged_by_the_cheaper_account(tmp_path: Path) -> None:
+    """A single repeated answer as it is, without a gain by sampling; many as another whole run."""
+    rare, single = Release("poisson", 1, 10), Release()
+    ledger = Ledger(tmp_path / "ledger.json")
+    first = answer(ledger, [2, 5], **SAMPLED)
+    assert first == composed_epsilon([(rare, 4.0, 9)], 1e-5)
+    one_more = composed_epsilon([(rare, 4.0, 9), (single, 4.0, 1)], 1e-5)
+    again = composed_epsilon([(rare, 4.0, 18)], 1e-5)
+    assert again < one_more
+    assert answer(ledger, [2], **SAMPLED) == again
+    assert answer(ledger, [5], **SAMPLED) == again  # this run's own, and paid for
+    often = SAMPLED | {"sampled": 9.0, "planned": 60, "count": 60}
+    other = Ledger(tmp_path / "often.json")
+    answer(other, [0, 1], **often)
+    kinds = [(Release("poisson", 9, 10), 4.0, 60), (single, 4.0, 1)]
+    assert answer(other, [1], **often) == composed_epsilon(kinds, 1e-5)
+    assert answer(other, [2], **often) == composed_epsilon(kinds, 1e-5)
+
+
+def test_another_plan_under_the_same_name_is_charged_anew(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.json")
+    answer(ledger, [0])
+    others = [{"sigma": 5.0}, {"planned": 12, "count": 12}, {"method": "dpclient"}, SAMPLED]
+    for number, other in enumerate([*others, {"plan": "another"}]):
+        answer(ledger, [1], **other)
+        assert len(ledger.read()) == number + 2
+    assert answer(ledger, [1]) == epsilon_of(ledger.read(), POLICY)
+    assert sum(entry.count for entry in ledger.read()) == 9 * 5 + 12
+
+
+def test_a_ledger_of_before_is_read(tmp_path: Path) -> None:
+    """Its whole runs had no record of what was answered, so going on with one is charged anew."""
+    file = tmp_path / "ledger.json"
+    keys = ("run", "method", "client", "sampling", "sampled", "population", "sigma", "at")
+    old = spending("a").model_dump(include={*keys}) | {"count": 9}
+    file.write_text(json.dumps(sealed({"format": 1, "spent": [old]})))
+    assert [(entry.run, entry.count, entry.planned) for entry in Ledger(file).read()] == [
+        ("a", 9, 0)
+    ]
+    assert answer(Ledger(file), [4]) == composed_epsilon([(Release(), 4.0, 18)], 1e-5)
 
 
 def charge_many(file: Path, run: str) -> None:

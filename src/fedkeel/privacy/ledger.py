@@ -28,8 +28,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 1
-"""Version of the file."""
+FORMAT, READABLE = 2, (1, 2)
+"""Version of the file that is written, and those that are read."""
 
 
 class Spent(Settings):
@@ -45,6 +45,9 @@ class Spent(Settings):
         sigma: deviation of the noise in units of the bound.
         count: number of releases.
         at: time of the last of them.
+        planned: number of rounds of a run that is charged as a whole, 0 where each answer is.
+        plan: digest of the experiment that such a run has.
+        next_round: the first of its rounds that the client has not answered, nor any later one.
     """
 
     run: str
@@ -56,6 +59,9 @@ class Spent(Settings):
     sigma: float
     count: int
     at: str = ""
+    planned: int = 0
+    plan: str = ""
+    next_round: int = 0
 
     @property
     def release(self) -> Release:
@@ -65,7 +71,8 @@ class Spent(Settings):
     @property
     def kind(self) -> tuple[object, ...]:
         """What two spendings have in common that are counted together."""
-        return self.run, self.client, self.release, self.sigma
+        of_run = self.run, self.method, self.plan, self.planned
+        return *of_run, self.client, self.release, self.sigma
 
 
 @dataclass(frozen=True)
@@ -92,21 +99,19 @@ class Ledger:
             raise self._damaged(error) from None
         if not isinstance(values, dict) or SEAL not in values or not is_intact(values):
             raise self._damaged("it is not as it was written")
-        if values.get("format") != FORMAT:
+        if values.get("format") not in READABLE:
             raise self._damaged(f"format {values.get('format')!r}, and this version has {FORMAT}")
         try:
             return tuple(Spent.model_validate(item) for item in values["spent"])
         except (KeyError, TypeError, ValidationError) as error:
             raise self._damaged(type(error).__name__) from None
 
-    def charge(self, spending: Spent, policy: Policy, is_once: bool = False) -> float:
-        """Write a spending, and return the epsilon of the site with it.
+    def charge(self, spending: Spent, policy: Policy) -> float:
+        """Write what an answer spends, and return the epsilon of the site with it.
 
         Args:
             spending: what is to be sent.
             policy: has the limit.
-            is_once: whether it is for all planned rounds of a run, so that a second time costs
-                nothing, unless more rounds are planned by then.
 
         Raises:
             PolicyError: with it the site would have spent more than its policy allows; nothing is
@@ -115,24 +120,61 @@ class Ledger:
         """
         with self._locked():
             before = self.read()
-            entries, count = list(before), spending.count
-            place = next((i for i, e in enumerate(before) if e.kind == spending.kind), len(before))
-            if place < len(before):
-                charged = before[place].count
-                count = max(charged, count) if is_once else charged + count
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            entries[place : place + 1] = [spending.model_copy(update={"count": count, "at": now})]
-            total = epsilon_of(entries, policy)
-            if policy.epsilon is not None and total > policy.epsilon:
-                what = "run" if is_once else "answer"
-                raise PolicyError(
-                    "The epsilon of this site is spent.",
-                    got=f"{epsilon_of(before, policy):.4g}, and {total:.4g} with this {what}",
-                    expected=f"{policy.epsilon:g} over all runs",
-                    do="raise 'epsilon' in the site's policy, if the site agrees to that",
-                )
-            self._write(entries)
-            return total
+            return self._charge(before, [_with_more(before, spending)], policy, "answer")
+
+    def charge_run(self, plan: Spent, round: int, policy: Policy) -> float:
+        """Write what an answer to a round of a planned run spends; return the site's epsilon.
+
+        The first answer is charged with all planned rounds. They pay for one answer to each round,
+        in the order of the rounds. The server chooses the run's name and may use it again, so an
+        answer to an earlier round, or to another plan, is charged anew: an earlier round as a
+        release without any gain by sampling, or as a second run of this plan, whichever costs less.
+
+        Args:
+            plan: the run, with `planned` and the `count` of its releases.
+            round: which of its rounds is answered, from 0.
+            policy: has the limit.
+
+        Raises:
+            PolicyError: as for `charge`; or the plan has no such round.
+            RunError: the ledger cannot be read or written.
+        """
+        if not 0 <= round < plan.planned:
+            raise PolicyError(
+                "The server asks for a round that its plan does not have.",
+                got=f"round {round + 1}",
+                expected=f"one of {plan.planned}",
+            )
+        plan = plan.model_copy(update={"next_round": round + 1})
+        with self._locked():
+            before = self.read()
+            charged = next((entry for entry in before if entry.kind == plan.kind), None)
+            if charged is None:
+                return self._charge(before, [_with_more(before, plan)], policy, "run")
+            if round >= charged.next_round:
+                paid = plan.model_copy(update={"count": 0})
+                return self._charge(before, [_with_more(before, paid)], policy, "answer")
+            alone = vars(Release()) | {"count": 1, "next_round": charged.next_round}
+            ways = [_with_more(before, plan.model_copy(update=alone))]
+            if plan.release != Release():
+                ways.append(_with_more(before, plan))
+            return self._charge(before, ways, policy, "answer")
+
+    def _charge(
+        self, before: Sequence[Spent], ways: Sequence[Sequence[Spent]], policy: Policy, what: str
+    ) -> float:
+        """Write the cheapest of some ledgers in place of the one before; return its epsilon."""
+        totals = [epsilon_of(entries, policy) for entries in ways]
+        total = min(totals)
+        if policy.epsilon is not None and total > policy.epsilon:
+            raise PolicyError(
+                "The epsilon of this site is spent.",
+                got=f"{epsilon_of(before, policy):.4g}, and {total:.4g} with this {what}",
+                expected=f"{policy.epsilon:g} over all runs",
+                do="raise 'epsilon' in the site's policy, if the site agrees to that",
+            )
+        self._write(ways[totals.index(total)])
+        return total
 
     def _write(self, entries: Sequence[Spent]) -> None:
         values: dict[str, Any] = {"format": FORMAT, "spent": [e.model_dump() for e in entries]}
@@ -175,6 +217,16 @@ class Ledger:
             why="nobody knows what the site has spent, so nothing more is sent",
             do="restore it from a backup; a new one starts at 0, as if nothing had been spent",
         )
+
+
+def _with_more(before: Sequence[Spent], spending: Spent) -> list[Spent]:
+    """Return the entries of a ledger with one more spending, added to that of its kind."""
+    place = next((i for i, e in enumerate(before) if e.kind == spending.kind), len(before))
+    count = spending.count + sum(entry.count for entry in before[place : place + 1])
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    entries = list(before)
+    entries[place : place + 1] = [spending.model_copy(update={"count": count, "at": now})]
+    return entries
 
 
 def epsilon_of(entries: Sequence[Spent], policy: Policy) -> float:

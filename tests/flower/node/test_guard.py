@@ -10,17 +10,20 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.data.cohort import select
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import RunError
 from fedkeel.flower.node import node as node_module
 from fedkeel.flower.node.guard import Guard
-from fedkeel.flower.protocol import DESCRIBE
+from fedkeel.flower.protocol import DESCRIBE, ClientRequest, Request
+from fedkeel.flower.server import requests
 from fedkeel.privacy.accountant import Release, composed_epsilon
 from fedkeel.privacy.ledger import Ledger
 from fedkeel.privacy.policy import Policy, PolicyError
@@ -33,6 +36,9 @@ CLIENT = fk.Privacy(epsilon=4.0, delta=0.01)
 POISSON = fk.Cohort(clients=2, sampling="poisson")
 NOISY = "dpsgd(sigma=2.0)"
 """Noise that is named needs no calibration; three rounds of two passes spend 3.05."""
+
+NEW = {"steps_done": 0, "state_round": 0, "state_digest": "", "checkpoint_round": 0}
+"""What a client is asked for in its first round."""
 
 NODE = 10**9 + 7
 """The node of client 1."""
@@ -193,6 +199,52 @@ def test_a_client_level_run_is_charged_as_a_whole(tmp_path: Path) -> None:
     reasons = {reason for row in faults(again) for reason in row}
     assert len(reasons) == 1
     assert "is spent" in reasons.pop()
+
+
+def test_runs_under_one_name_cost_what_runs_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server chooses the name. One that takes it again gains nothing."""
+    monkeypatch.setattr(requests.secrets, "randbits", lambda _: 7)
+    made = run("dpclient(sigma=2.0)", privacy=CLIENT, rounds=2)
+    policy = Policy(epsilon=4.5, delta=0.01, unit="client")
+    refused = [
+        reason
+        for _ in range(6)
+        for row in faults(run_on_nodes(made, guarded(made, tmp_path, policy)))
+        for reason in row
+    ]
+    spent = [composed_epsilon([(Release(), 2.0, n)], 0.01) for n in (10, 11)]
+    assert spent[0] <= 4.5 < spent[1]
+    assert charged(tmp_path) == [(Release(), 2.0, 10)]
+    assert len(refused) == 6 * 2 - 10
+
+
+def test_a_client_that_is_not_drawn_does_not_answer(tmp_path: Path) -> None:
+    """What sampling saves is counted, and a server that asks it all the same would not sample."""
+    rare = fk.Cohort(clients=1, sampling="poisson")
+    made = run("dpclient(sigma=2.0)", privacy=CLIENT, cohort=rare, rounds=6)
+    grid = guarded(made, tmp_path, Policy(epsilon=9.0, delta=0.01, unit="client"))
+    guard = grid.nodes[NODE].guard
+    assert guard is not None
+    drawn = [select(rare, np.ones(3), made.settings.seed, r).clients.tolist() for r in range(6)]
+    assert any(1 in clients for clients in drawn)
+    assert any(1 not in clients for clients in drawn)
+    for number, clients in enumerate(drawn):
+        request = Request(
+            run="a",
+            round=number,
+            agreement=grid.nodes[NODE].agreement,
+            data_digest="",
+            lr=0.1,
+            clients=(ClientRequest(client=1, **NEW),),
+        )
+        if 1 in clients:
+            guard.admit(made.setup, request, request.clients[0])
+            continue
+        with pytest.raises(PolicyError, match="not drawn in this round"):
+            guard.admit(made.setup, request, request.clients[0])
+    assert charged(tmp_path) == [(Release("poisson", 1, 3), 2.0, 6)]
 
 
 class Answers:

@@ -105,6 +105,7 @@ class Guard:
         """
         if self.policy.epsilon is None:
             return setup
+        ledger = Ledger(Path(self.policy.ledger))
         release, sigma, count = self._spending(item.client, item.steps_done)
         spending = Spent(
             run=request.run[:80],
@@ -116,8 +117,13 @@ class Guard:
             sigma=sigma,
             count=count,
         )
-        Ledger(Path(self.policy.ledger)).charge(spending, self.policy, is_once=self._trusts_server)
-        return setup if self._trusts_server else replace(setup, seed=secrets.randbits(63))
+        if self._trusts_server:
+            self._check_drawn(request.round, item.client)
+            whole = {"planned": count, "plan": request.agreement.experiment}
+            ledger.charge_run(spending.model_copy(update=whole), request.round, self.policy)
+            return setup
+        ledger.charge(spending, self.policy)
+        return replace(setup, seed=secrets.randbits(63))
 
     def protected(self, reply: Reply) -> Reply:
         """Return a reply with the site's own bound and noise on its update."""
@@ -211,6 +217,22 @@ class Guard:
             return 0
         least = min(len(clients) for clients in self._cohorts())
         return smallest_count(quorum, least) if least else 0
+
+    def _check_drawn(self, round: int, client: int) -> None:
+        """Refuse a round whose cohort does not have a client, where the node knows the cohort.
+
+        What sampling saves is counted, so a server may not ask whom it has not drawn.
+        """
+        settings, sizes = self.prepared.settings, self.prepared.setup.federation.sizes
+        if self._are_cohorts_secret or not 0 <= round < settings.rounds:  # the ledger refuses it
+            return
+        drawn = select(self.prepared.cohort, sizes, settings.seed, round).clients
+        if client not in drawn:
+            raise PolicyError(
+                "The server asks for a client that is not drawn in this round.",
+                got=f"client {client} in round {round + 1}",
+                expected=f"one of {drawn.tolist()[:8]}",
+            )
 
     def _check_own_bound(self) -> None:
         """Refuse a run whose update cannot be clipped, or is not all that needs noise."""
