@@ -22,9 +22,9 @@ from fedkeel import config
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import RunOptions, serve
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.pictures import BINS, PICTURES, Pictures
+from fedkeel.records.pictures import BINS, PICTURES, Pictures, roc_curve
 from fedkeel.report.page import render_report
-from fedkeel.report.prediction_charts import prediction_charts, roc_curve
+from fedkeel.report.prediction_charts import prediction_charts
 from fedkeel.report.runs import MethodResults, load_runs
 from fedkeel.task.losses import LOSSES
 from fedkeel.task.metrics.base import TaskInfo
@@ -240,13 +240,67 @@ def test_nothing_is_drawn_of_counts_that_are_all_zero(method: MethodResults) -> 
     assert prediction_charts([with_counts(method, empty)]) == {}
 
 
+# ---- the models that the scores are of ----------------------------------------------------------
+
+
+def own_labels() -> tuple[Any, Any]:
+    """Return labels of two clients that disagree, and those of the test set, which are the first's.
+
+    So an untrained model, the global one and each client's own have other scores.
+    """
+    truth = (X @ [1.0, -2.0, 0.5] > 0).astype(int)
+    return np.concatenate([truth[:25], 1 - truth[25:]]), (X_TEST @ [1.0, -2.0, 0.5] > 0).astype(int)
+
+
+@pytest.mark.parametrize("judge", ["auto", "personal"])
+@pytest.mark.parametrize(
+    "method", ["local", "centralised", "fedavg", "knnper", "finetune", "ditto", "fedper"]
+)
+def test_pictures_are_of_the_models_that_the_table_is_of(
+    tmp_path: Path, method: str, judge: Any
+) -> None:
+    y, y_test = own_labels()
+    for seed in (0, 1):
+        fk.run(
+            method,
+            task=fk.Task(
+                lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+                metrics=["accuracy", "auroc"],
+            ),
+            clients=clients_of(y),
+            test=(X_TEST, y_test),
+            rounds=2,
+            local=fk.Local(lr=0.5, epochs=3, batch_size=8),
+            evaluation=fk.Evaluation(model=judge),
+            engine=fk.Engine(kind="vectorized" if seed else "sequential", dtype="float64"),
+            seed=seed,
+            out=tmp_path / str(seed),
+        )
+    methods = load_runs([tmp_path / "0", tmp_path / "1"])
+    areas = []
+    for run in methods[0].runs:
+        assert run.pictures is not None
+        confusion, last = run.pictures.confusion, run.rows[-1].test
+        assert confusion is not None
+        assert last is not None
+        assert np.trace(confusion) / confusion.sum() == pytest.approx(last["accuracy"], abs=1e-12)
+        areas.append(last["auroc"])
+    description = prediction_charts(methods)["roc"].description
+    assert f"AUROC {100 * np.mean(areas):.1f} %" in description
+    is_own = judge == "personal" or method in ("local", "fedper")
+    assert ("each client's own model" in description) == is_own
+
+
 # ---- nodes with data of their own ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lie", [None, 1e9, -1.0, 0.5, float("nan")])
-def test_nodes_send_counts_and_no_examples(tmp_path: Path, lie: float | None) -> None:
+@pytest.mark.parametrize(
+    ("method", "lie"),
+    [("fedper(keep='fc2')", None), *(("fedavg", v) for v in (None, 1e9, -1.0, 0.5, float("nan")))],
+)
+def test_nodes_send_counts_and_no_examples(tmp_path: Path, method: str, lie: float | None) -> None:
     values = {
-        "method": "fedavg",
+        "method": method,
         "rounds": 1,
         "local": {"lr": 0.1, "epochs": 1, "batch_size": 8},
         "data": {"source": "nodes", "label": "kind", "labels": ["no", "yes"]},

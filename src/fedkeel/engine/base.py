@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.data.augment import Transform
@@ -220,6 +221,14 @@ class Engine(Protocol):
 
     def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
         """Return the scores of the clients' personal models, see `engine.personal`."""
+
+    def count_personal(self, setup: TrainingSetup, server: ServerModel) -> Tensor:
+        """Return [C, S] what personal models answer on own examples: `MetricSet.of_pictures`."""
+
+    def personal_model(
+        self, setup: TrainingSetup, server: ServerModel, client: int
+    ) -> tuple[Tree, Tree]:
+        """Return parameters and buffers of a client's personal model, see `engine.personal`."""
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays, for a checkpoint; what lies in a file stays there."""

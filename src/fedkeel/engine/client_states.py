@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedkeel.engine.base import (
     ClientJob,
@@ -16,7 +18,12 @@ from fedkeel.engine.base import (
     TrainedCohort,
     TrainingSetup,
 )
-from fedkeel.engine.personal import measure_personal
+from fedkeel.engine.personal import (
+    ReadState,
+    count_personal,
+    measure_personal,
+    personal_model,
+)
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec
@@ -25,6 +32,7 @@ from fedkeel.engine.store.record import RowCodec
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints
 from fedkeel.records.folder import ANOTHER
+from fedkeel.tree import Tree
 
 CLIENTS_PREFIX = "clients/"
 """Start of the names of the clients' arrays in a checkpoint."""
@@ -129,8 +137,29 @@ class KeepsClientStates:
 
     def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
         """Return the scores of the clients' personal models, measured in this process."""
+        setup, server, read_state = self._personal(setup, server)
         with use_numerics(setup.precision):
-            return measure_personal(setup, server, self.client_state)
+            return measure_personal(setup, server, read_state)
+
+    def count_personal(self, setup: TrainingSetup, server: ServerModel) -> Tensor:
+        """Return [C, S] counts of what the clients' personal models answer."""
+        setup, server, read_state = self._personal(setup, server)
+        with use_numerics(setup.precision):
+            return count_personal(setup, server, read_state)
+
+    def personal_model(
+        self, setup: TrainingSetup, server: ServerModel, client: int
+    ) -> tuple[Tree, Tree]:
+        """Return parameters and buffers of a client's personal model."""
+        setup, server, read_state = self._personal(setup, server)
+        with use_numerics(setup.precision), torch.no_grad():
+            return personal_model(setup, server, client, read_state(client))
+
+    def _personal(
+        self, setup: TrainingSetup, server: ServerModel
+    ) -> tuple[TrainingSetup, ServerModel, ReadState]:
+        """Return what personal models are made of, where they are measured: in this process."""
+        return setup, server, self.client_state
 
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Make the new state of the clients `keep` count."""

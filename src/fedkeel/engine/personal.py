@@ -164,13 +164,29 @@ def measure_personal(
     setup: TrainingSetup, server: ServerModel, read_state: ReadState
 ) -> PersonalScores:
     """Return the scores of all clients' personal models, one client after the other."""
-    network = setup.training.network.with_running_statistics()  # copied once for all clients
-    setup = replace(setup, training=replace(setup.training, network=network))
-    clients = range(len(setup.federation))
-    measured = [measure_client(setup, server, client, read_state(client)) for client in clients]
+    measured = _measure_clients(setup, server, read_state)
     sizes = split_examples(setup, "clients").sizes
     states = torch.stack([states for states, _ in measured])
     return scores_of(setup.metrics, states, sizes, torch.cat([kept for _, kept in measured]))
+
+
+def count_personal(setup: TrainingSetup, server: ServerModel, read_state: ReadState) -> Tensor:
+    """Return [C, S] counts of what each client's personal model answers on its own examples.
+
+    They are those of `MetricSet.of_pictures`.
+    """
+    setup = replace(setup, metrics=setup.metrics.of_pictures())
+    return torch.stack([states for states, _ in _measure_clients(setup, server, read_state)])
+
+
+def _measure_clients(
+    setup: TrainingSetup, server: ServerModel, read_state: ReadState
+) -> list[tuple[Tensor, Tensor]]:
+    """Return what `measure_client` returns of each client."""
+    network = setup.training.network.with_running_statistics()  # copied once for all clients
+    setup = replace(setup, training=replace(setup.training, network=network))
+    clients = range(len(setup.federation))
+    return [measure_client(setup, server, client, read_state(client)) for client in clients]
 
 
 def scores_of(metrics: MetricSet, states: Tensor, sizes: Ints, kept: Tensor) -> PersonalScores:

@@ -1,6 +1,6 @@
 """What the last models predict: confusion matrices, ROC curves, and predicted against true values.
 
-The counts of a method's seeds are added up.
+The counts of a method's seeds are added up; ROC curves are averaged, as the scores in the table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fedkeel.records.pictures import BINS, Pictures
+from fedkeel.records.baselines import LOCAL
+from fedkeel.records.pictures import BINS, MeanCurve, Pictures, area_below, roc_curve
 from fedkeel.report import palette
 from fedkeel.report.chart_style import (
     Chart,
@@ -48,14 +49,21 @@ def _pictures(method: MethodResults) -> list[Pictures]:
     return [run.pictures for run in method.runs if run.pictures is not None]
 
 
-def _total(
-    method: MethodResults, name: Literal["confusion", "probabilities", "quantities"]
-) -> _Ints | None:
+def _total(method: MethodResults, name: Literal["confusion", "quantities"]) -> _Ints | None:
     """Return counts added up over seeds, None where no run has any."""
     tables = [table for p in _pictures(method) if (table := getattr(p, name)) is not None]
     alike = [table for table in tables if table.shape == tables[0].shape]
     total: _Ints | None = np.sum(alike, axis=0) if alike and np.sum(alike) > 0 else None
     return total
+
+
+def whose(method: MethodResults) -> str:
+    """Return whose answers are shown, in words, "" for the global model's on the test set."""
+    if method.record.judges == "personal":
+        return " (each client's own model, on its own examples)"
+    if method.record.method == LOCAL:
+        return " (each client's own model, on the test set)"
+    return ""
 
 
 # ---- classes ------------------------------------------------------------------------------------
@@ -123,7 +131,8 @@ def _confusion_text(
 ) -> str:
     occurring = counts.sum(axis=1) > 0
     recall = format_percent(float(shares.diagonal()[occurring].mean()))
-    text = f"Confusion matrix of {method.label}: of a class {recall} % are recognised on average."
+    name = f"{method.label}{whose(method)}"
+    text = f"Confusion matrix of {name}: of a class {recall} % are recognised on average."
     wrong = shares - np.diag(shares.diagonal())
     true, predicted = divmod(int(wrong.argmax()), len(wrong))
     if wrong[true, predicted] > 0:
@@ -148,13 +157,12 @@ def roc_chart(methods: Sequence[MethodResults]) -> Chart | None:
     )
     texts, legend = [], []
     for method in methods:
-        counts = _total(method, "probabilities")
-        if counts is None or not counts.sum(axis=0).all():
+        curve = _roc(method)
+        if curve is None:
             continue
-        false_alarms, hits = roc_curve(counts)
-        area = float(np.sum(np.diff(false_alarms) * (hits[1:] + hits[:-1]) / 2))
+        false_alarms, hits, area = curve
         figure.add_trace(_roc_line(method, false_alarms, hits))
-        text = f"{method.label}: AUROC {format_percent(area)} %"
+        text = f"{method.label}{whose(method)}: AUROC {format_percent(area)} %"
         texts.append(text)
         light, dark = palette.METHODS[method.index % len(palette.METHODS)]
         legend.append(LegendItem(text, light, dark))
@@ -167,16 +175,23 @@ def roc_chart(methods: Sequence[MethodResults]) -> Chart | None:
     return Chart(figure, f"ROC curves of the last models. {'; '.join(texts)}.", tuple(legend))
 
 
-def roc_curve(counts: _Ints) -> tuple[_Floats, _Floats]:
-    """Return false positive and true positive rates by falling threshold, 0 first.
+def _roc(method: MethodResults) -> tuple[_Floats, _Floats, float] | None:
+    """Return false positive and true positive rates, and the AUROC; None without two classes.
 
-    Args:
-        counts: [B, 2] negatives and positives by bin of their probability, of both some.
+    Of several runs they are means, as the scores in the table are.
     """
-    filled = counts[counts.sum(axis=1) > 0]
-    below = np.concatenate([np.zeros((1, 2)), np.cumsum(filled[::-1], axis=0)])
-    rates = below / below[-1]
-    return rates[:, 0], rates[:, 1]
+    curves = []
+    for one in _pictures(method):
+        counts = one.probabilities
+        if one.curve is not None:
+            curves.append((one.curve.false_alarms, one.curve.hits, one.curve.area))
+        elif counts is not None and counts.sum(axis=0).all():
+            false_alarms, hits = roc_curve(counts)
+            curves.append((false_alarms, hits, area_below(false_alarms, hits)))
+    if len(curves) < 2:
+        return curves[0] if curves else None
+    mean = MeanCurve.mean([(x, y) for x, y, _ in curves], [area for _, _, area in curves])
+    return mean.false_alarms, mean.hits, mean.area
 
 
 def _roc_line(method: MethodResults, false_alarms: _Floats, hits: _Floats) -> go.Scatter:
@@ -234,9 +249,9 @@ def quantity_chart(method: MethodResults) -> Chart | None:
     near = int(counts[abs(bins[:, None] - bins) <= 1].sum())
     share = format_percent(near / int(counts.sum()), 0)
     text = (
-        f"Predicted against true values of {method.label}, from {format_number(low)} to "
-        f"{format_number(high)}, in {BINS} bins: {share} % lie in the bin of the true value or "
-        "beside it."
+        f"Predicted against true values of {method.label}{whose(method)}, from "
+        f"{format_number(low)} to {format_number(high)}, in {BINS} bins: {share} % lie in the bin "
+        "of the true value or beside it."
     )
     most = f"{int(counts.max()):,}"
     scale = LegendItem(f"examples in a cell, 0 to {most}", *palette.HEAT, is_scale=True)

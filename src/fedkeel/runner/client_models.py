@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedkeel.engine.base import Engine, PersonalScores, ServerModel, TrainingSetup
 from fedkeel.engine.evaluation import scores_by_group
@@ -55,6 +57,18 @@ class ClientModels:
         scores = self._own_scores(row.round).per_client
         return replace(row, per_client=score_columns(scores, self._setup))
 
+    def counts(self, round: int) -> Tensor:
+        """Return [R, S] what the models answer, on the examples that they are judged on.
+
+        The counts are those of `MetricSet.of_pictures`: a row for each model on the test set, or
+        for each client's own examples.
+        """
+        if self._judged_on_own:
+            return self._engine.count_personal(self._setup, self._initial_model(round))
+        clients = np.flatnonzero(self._setup.federation.sizes).tolist()
+        measured = [self._engine.evaluate(*self._model(k), "pictures") for k in clients]
+        return torch.stack([one.states.sum(dim=0) for one in measured])
+
     def _scores(
         self,
         clients: Sequence[int],
@@ -82,9 +96,11 @@ class ClientModels:
 
     def _own_scores(self, round: int) -> PersonalScores:
         """Return the scores of the clients' models on their own examples."""
+        return self._engine.measure_personal(self._setup, self._initial_model(round))
+
+    def _initial_model(self, round: int) -> ServerModel:
         network = self._setup.training.network
-        initial = ServerModel(network.params, network.buffers, round)
-        return self._engine.measure_personal(self._setup, initial)
+        return ServerModel(network.params, network.buffers, round)
 
     def _model(self, client: int) -> tuple[Tree, Tree]:
         """Return the parameters and the buffers of a client's model."""

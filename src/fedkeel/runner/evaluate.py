@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import Engine, PersonalScores, ServerModel, Split, TrainingSetup
 from fedkeel.engine.evaluation import EXAMPLES, columns_by_group, evaluate, scores_by_group
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.round_values import Server
-from fedkeel.records.pictures import BINS, CONFUSION, PROBABILITIES, QUANTITIES, Pictures
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import Tree
@@ -26,7 +22,7 @@ def with_test_scores(
 
     It is returned as it is where nobody measured any: a federation may have its test data on nodes.
     """
-    measured = _measure(engine, setup, server, "test")
+    measured = evaluate_model(engine, setup, server, "test")
     total = scores_by_group(setup, "test", measured, of_all=True)[0]
     if not total.examples:
         return row
@@ -35,30 +31,6 @@ def with_test_scores(
         return row
     scores = scores_by_group(setup, "test", measured)
     return replace(row, sources=dict(zip(setup.test.sources, scores, strict=True)))
-
-
-def measure_pictures(engine: Engine, setup: TrainingSetup, server: Server) -> Pictures | None:
-    """Return the counts for the pictures of a report, None where the task has none."""
-    metrics = setup.metrics.of_pictures()
-    if not metrics.summed:
-        return None
-    states = _measure(engine, setup, server, "pictures").states
-    counts = states[~states.isnan().any(dim=1)].sum(dim=0).long().numpy()
-    tables = dict(zip(metrics.order, np.split(counts, np.cumsum(metrics.sizes)[:-1]), strict=True))
-    classes = setup.federation.data.classes
-    shapes = {CONFUSION: (classes, classes), PROBABILITIES: (-1, 2), QUANTITIES: (BINS, BINS)}
-    shaped = {name: table.reshape(shapes[name]) for name, table in tables.items()}
-    low, high = 0.0, 0.0
-    if QUANTITIES in shaped:
-        targets = only_tensor(setup.federation.data.y, "a picture")
-        low, high = float(targets.min()), float(targets.max())
-    return Pictures(
-        confusion=shaped.get(CONFUSION),
-        probabilities=shaped.get(PROBABILITIES),
-        quantities=shaped.get(QUANTITIES),
-        low=low,
-        high=high,
-    )
 
 
 def with_client_scores(
@@ -70,11 +42,10 @@ def with_client_scores(
     """
     setup = prepared.setup
     if prepared.pooled is None:
-        measured = _measure(engine, setup, server, "clients")
+        measured = evaluate_model(engine, setup, server, "clients")
     else:  # the engine knows no clients
         setup = replace(setup, federation=prepared.pooled)
-        buffers = server.buffers or setup.training.network.buffers
-        measured = _measured_here(setup, server.params, buffers)
+        measured = evaluate_pooled(prepared, server)
     columns = columns_by_group(setup, "clients", measured)
     counts = columns.pop(EXAMPLES)
     scores = {
@@ -132,7 +103,22 @@ def score_columns(scores: Sequence[Scores], setup: TrainingSetup) -> dict[str, l
     return columns
 
 
-def _measure(engine: Engine, setup: TrainingSetup, server: Server, split: Split) -> Measured:
+def evaluate_pooled(prepared: Prepared, server: Server, of_pictures: bool = False) -> Measured:
+    """Return what is measured of the model on the examples of clients that train in one place.
+
+    Args:
+        prepared: the run.
+        server: has the model.
+        of_pictures: whether to count for the pictures of a report in place of the metrics.
+    """
+    setup = replace(prepared.setup, federation=prepared.clients)
+    if of_pictures:
+        setup = replace(setup, metrics=setup.metrics.of_pictures())
+    return _measured_here(setup, server.params, server.buffers or setup.training.network.buffers)
+
+
+def evaluate_model(engine: Engine, setup: TrainingSetup, server: Server, split: Split) -> Measured:
+    """Return what an engine measures of the global model on the examples of a split."""
     training = setup.training
     params = {**server.params, **training.personal_params}
     return engine.evaluate(params, server.buffers or training.network.buffers, split)

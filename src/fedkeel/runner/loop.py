@@ -35,12 +35,12 @@ from fedkeel.runner.client_models import ClientModels
 from fedkeel.runner.early_stopping import EarlyStopping, smallest_count
 from fedkeel.runner.engines import make, server_device, state_folder
 from fedkeel.runner.evaluate import (
-    measure_pictures,
     with_client_scores,
     with_personal_scores,
     with_test_scores,
 )
 from fedkeel.runner.finish import ended, finish, server_on_processor
+from fedkeel.runner.pictures import measure_pictures
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
 from fedkeel.runner.server_table import ServerTable
@@ -283,7 +283,7 @@ class Run:
                 self._checkpoints.save(server)
             pictures = None
             if status == "finished" and engine is not None and self._folder is not None:
-                pictures = measure_pictures(engine, self._setup, server)
+                pictures = measure_pictures(engine, self._prepared, server, self._models)
             result = finish(result, self._folder, pictures)
             self._record = result.record
         self._callbacks.on_run_end(result)

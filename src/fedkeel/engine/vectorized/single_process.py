@@ -9,7 +9,6 @@ import torch
 
 from fedkeel.engine.base import (
     ClientJob,
-    PersonalScores,
     ReportProgress,
     ServerModel,
     Split,
@@ -18,7 +17,7 @@ from fedkeel.engine.base import (
 )
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate
-from fedkeel.engine.personal import measure_personal
+from fedkeel.engine.personal import ReadState
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.process.work_items import training_items
@@ -112,8 +111,10 @@ class SingleProcess(KeepsClientStates):
         with use_numerics(self._precision):
             return evaluate(setup, params, buffers, split, self._shard)
 
-    def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
-        """Return the scores of the clients' personal models, measured on the device."""
+    def _personal(
+        self, setup: TrainingSetup, server: ServerModel
+    ) -> tuple[TrainingSetup, ServerModel, ReadState]:
+        """Return what personal models are made of, on the device."""
         setup, device = self._trainer.placed, self.device
 
         def state_there(client: int) -> ByPart | None:
@@ -122,8 +123,7 @@ class SingleProcess(KeepsClientStates):
 
         params = {name: tensor.to(device) for name, tensor in server.params.items()}
         buffers = {name: tensor.to(device) for name, tensor in server.buffers.items()}
-        with use_numerics(self._precision):
-            return measure_personal(setup, ServerModel(params, buffers, server.round), state_there)
+        return setup, ServerModel(params, buffers, server.round), state_there
 
     def __enter__(self) -> SingleProcess:
         return self

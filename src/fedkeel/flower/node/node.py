@@ -293,9 +293,22 @@ class Node:
         """
         request, message = self._read(content, self.specs.evaluation)
         setup = self._setup(request)
-        server = ServerModel(message.params, message.buffers, request.round)
         sizes = split_examples(setup, "clients").sizes
         records = RecordDict({HEADER: request.record()})
+        for client, states, kept in self._personal_states(setup, request, message):
+            scores = scores_of(setup.metrics, states[None], sizes[client : client + 1], kept)
+            sums = setup.metrics.node_states(states[None], scores.per_client)[0]
+            records[of_client(SCORES, client)] = MetricRecord({STATES: sums.tolist()})
+        return records
+
+    def _personal_states(
+        self, setup: TrainingSetup, request: Request, message: Message
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield each client of a request with what `measure_client` says, but for those that fail.
+
+        A client that has lost its state is evaluated as one that has not taken part.
+        """
+        server = ServerModel(message.params, message.buffers, request.round)
         for item in request.clients:
             storage = ClientStorage(self.folder, request.run, item.client)
             try:
@@ -305,11 +318,7 @@ class Node:
             except FedkeelError as error:
                 log_error(self.folder, error)
                 continue
-            of_client_alone = slice(item.client, item.client + 1)
-            scores = scores_of(setup.metrics, states[None], sizes[of_client_alone], kept)
-            sums = setup.metrics.node_states(states[None], scores.per_client)[0]
-            records[of_client(SCORES, item.client)] = MetricRecord({STATES: sums.tolist()})
-        return records
+            yield item.client, states, kept
 
     def count_answers(self, content: RecordDict) -> RecordDict:
         """Return the counts for the pictures of a report of the clients of a request.
@@ -320,12 +329,16 @@ class Node:
         request, message = self._read(content, self.specs.evaluation)
         setup = self.prepared.setup
         setup = replace(setup, metrics=setup.metrics.of_pictures())
+        records = RecordDict({HEADER: request.record()})
+        if self.prepared.judges_personal_models:
+            for client, states, _ in self._personal_states(setup, request, message):
+                records[of_client(SCORES, client)] = MetricRecord({STATES: states.tolist()})
+            return records
         buffers = message.buffers or setup.training.network.buffers
         params = {**message.params, **setup.training.personal_params}
         with use_numerics(setup.precision):
             measured = evaluate(setup, params, buffers, "clients")
         counts = sums_by_client(setup, measured)
-        records = RecordDict({HEADER: request.record()})
         for client in request.client_ids:
             records[of_client(SCORES, client)] = MetricRecord({STATES: counts[client].tolist()})
         return records

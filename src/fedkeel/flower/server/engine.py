@@ -32,7 +32,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
-from fedkeel.errors import TrainingError
+from fedkeel.errors import RunError, TrainingError
 from fedkeel.flower.protocol import (
     EVALUATE,
     PERSONAL,
@@ -429,12 +429,40 @@ class NodeClients(KeepsClientStates):
     def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
         """Return the scores of the clients' personal models, which the nodes measure."""
         metrics, sizes = self._setup.metrics.on_nodes(), split_examples(setup, "clients").sizes
+        states = self._personal_states(PERSONAL, setup, server, metrics)
+        return scores_of(metrics, states, sizes, torch.zeros(0, 0, dtype=torch.float64))
+
+    def count_personal(self, setup: TrainingSetup, server: ServerModel) -> Tensor:
+        """Return [C, S] counts of what the clients' personal models answer, NaN of none.
+
+        A node counts what the run is judged by: these models.
+        """
+        return self._personal_states(PICTURES, setup, server, setup.metrics.of_pictures())
+
+    def personal_model(
+        self, setup: TrainingSetup, server: ServerModel, client: int
+    ) -> tuple[Tree, Tree]:
+        """Refuse: a client's own model stays on its node.
+
+        Raises:
+            RunError: always.
+        """
+        raise RunError(
+            "The server has no client's own model.",
+            why="what a client keeps never leaves its node",
+        )
+
+    def _personal_states(
+        self, kind: str, setup: TrainingSetup, server: ServerModel, metrics: MetricSet
+    ) -> Tensor:
+        """Return [C, S] sums of the clients' personal models, NaN where none have come."""
+        sizes = split_examples(setup, "clients").sizes
         clients = np.flatnonzero(sizes)
         message = Message(server.params, server.buffers, {}, server.round, 0.0)
         by_client = dict(zip(clients.tolist(), sizes[clients].tolist(), strict=True))
         states = torch.full((len(sizes), metrics.state_size), math.nan, dtype=torch.float64)
-        states[clients] = self._states_of_nodes(PERSONAL, message, by_client, metrics)
-        return scores_of(metrics, states, sizes, torch.zeros(0, 0, dtype=torch.float64))
+        states[clients] = self._states_of_nodes(kind, message, by_client, metrics)
+        return states
 
     def _states_of_nodes(
         self, kind: str, message: Message, counts: Mapping[int, int], metrics: MetricSet

@@ -1,0 +1,81 @@
+"""The counts for the pictures of a report, of the models that the last scores of a run are of."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from fedkeel.data.values import only_tensor
+from fedkeel.engine.base import Engine, ServerModel
+from fedkeel.engine.prepared import Prepared
+from fedkeel.method.round_values import Server
+from fedkeel.records.pictures import (
+    BINS,
+    CONFUSION,
+    PROBABILITIES,
+    QUANTITIES,
+    Ints,
+    MeanCurve,
+    Pictures,
+)
+from fedkeel.runner.client_models import ClientModels
+from fedkeel.runner.evaluate import evaluate_model, evaluate_pooled
+
+
+def measure_pictures(
+    engine: Engine, prepared: Prepared, server: Server, models: ClientModels | None
+) -> Pictures | None:
+    """Return the counts for the pictures of a report, None where the task has none.
+
+    Args:
+        engine: keeps what clients keep.
+        prepared: the run.
+        server: after the last round.
+        models: the clients' models, where each client trains alone.
+    """
+    metrics = prepared.setup.metrics.of_pictures()
+    if not metrics.summed:
+        return None
+    states = _counts(engine, prepared, server, models)
+    states = states[~states.isnan().any(dim=1)]
+    sizes, shapes = np.cumsum(metrics.sizes)[:-1], _shapes(prepared.setup.federation.data.classes)
+
+    def tables(counts: Tensor) -> dict[str, Ints]:
+        parts = np.split(counts.long().numpy(), sizes)
+        named = zip(metrics.order, parts, strict=True)
+        return {name: table.reshape(shapes[name]) for name, table in named}
+
+    total, low, high, curve = tables(states.sum(dim=0)), 0.0, 0.0, None
+    if QUANTITIES in total:
+        targets = only_tensor(prepared.setup.federation.data.y, "a picture")
+        low, high = float(targets.min()), float(targets.max())
+    is_mean = models is not None and not prepared.judges_personal_models
+    if is_mean and PROBABILITIES in total:
+        curve = MeanCurve.of([tables(counts)[PROBABILITIES] for counts in states])
+    return Pictures(
+        confusion=total.get(CONFUSION),
+        probabilities=total.get(PROBABILITIES),
+        quantities=total.get(QUANTITIES),
+        low=low,
+        high=high,
+        curve=curve,
+    )
+
+
+def _counts(
+    engine: Engine, prepared: Prepared, server: Server, models: ClientModels | None
+) -> Tensor:
+    """Return [R, S] counts, whose sum is that of all answers; NaN of a client that gave none."""
+    if models is not None:
+        return models.counts(server.round)
+    if not prepared.judges_personal_models:
+        return evaluate_model(engine, prepared.setup, server, "pictures").states
+    if prepared.pooled is not None:  # the engine knows no clients
+        return evaluate_pooled(prepared, server, of_pictures=True).states
+    model = ServerModel(server.params, server.buffers, server.round)
+    return engine.count_personal(prepared.setup, model)
+
+
+def _shapes(classes: int) -> dict[str, tuple[int, int]]:
+    """Return the shape of each kind of counts."""
+    return {CONFUSION: (classes, classes), PROBABILITIES: (-1, 2), QUANTITIES: (BINS, BINS)}
