@@ -17,8 +17,8 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ModelError, TrainingError
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.node.node import Node
+from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.runner.start import start
-from fedkeel.user_code import ImportTarget, import_object
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import Net, federation, prepared, same
 
@@ -194,7 +194,7 @@ def test_the_files_of_an_app_come_before_those_of_the_nodes_working_directory(
     monkeypatch.chdir(local)
     monkeypatch.setattr(sys, "path", [str(app), *sys.path])  # as Flower does
     client_app(app / "federation" / "experiment.toml")
-    wanted = ImportTarget("model", ModelError, "a:B", callable, "")
+    wanted = ImportTarget("model", ModelError, "a:B", lambda value: True, "a class", "")
     try:
         assert vars(import_object("whose_net:Net", wanted))["whose"] == "app"
         assert vars(import_object("whose_rows:Net", wanted))["whose"] == "node"

@@ -121,7 +121,8 @@ def test_what_a_model_predicts_is_a_target_of_its_loss(loss: fk.Task) -> None:
     ("loss", "words"),
     [
         ("mes", "did you mean 'mse'"),
-        ("math:sqr", "has no 'sqr'"),
+        ("math:sqrt", "a module of Python's own"),
+        ("torch.nn.functional:mse_los", "did you mean 'mse_loss'"),
         ("nothing_there:loss", "nothing_there"),
     ],
 )

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedkeel.data.values import Values, copy_of, tensors_of
 from fedkeel.errors import DataError, FedkeelError
+from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.rng import generator, seed_torch, torch_seed
-from fedkeel.user_code import ImportTarget, import_object, one_line, where_raised
+from fedkeel.user_code import one_line, where_raised
 
 Transform = Callable[[Any, Any, np.random.Generator], tuple[Any, Any]]
 """(inputs [B, ...], targets [B, ...], stream of random numbers) -> both, of the same form."""
@@ -22,7 +23,8 @@ _TRANSFORM = ImportTarget(
     "data.augment",
     DataError,
     "my_transforms:flip",
-    callable,
+    lambda value: False,
+    "a function of (x, y, random) that returns x and y",
     "write a function there: def flip(x, y, random): ... return x, y",
 )
 
@@ -38,14 +40,9 @@ def named_transform(name: str) -> bool | Transform:
     """
     if ":" not in name:
         return name == "crop_flip"
-    function = import_object(name, _TRANSFORM)
-    if not callable(function):
-        raise DataError(
-            f"data.augment {name!r} is no function.",
-            got=type(function).__name__,
-            expected="a function of (x, y, random) that returns x and y",
-        )
-    return function
+    function: Any = import_object(name, _TRANSFORM)
+    transform: Transform = function
+    return transform
 
 
 def transformed(

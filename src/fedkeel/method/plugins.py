@@ -22,11 +22,13 @@ from typing import TypeGuard
 from fedkeel.errors import CompositionError
 from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.hyperparameters import hyperparameter_types, is_expressible, type_name
+from fedkeel.method.index import installed_methods
 from fedkeel.method.part import Part
 from fedkeel.method.roles import ROLES
+from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.reached_values import Describer, Description
 from fedkeel.source_digest import digest_of, module_digest
-from fedkeel.user_code import ImportTarget, import_object, one_line
+from fedkeel.user_code import one_line
 
 RESERVED = frozenset({"model", "survey", "mean"})
 """Names that messages and records use themselves."""
@@ -103,16 +105,20 @@ def _is_part(value: object) -> TypeGuard[type[Part]]:
     return isinstance(value, type) and issubclass(value, Part)
 
 
-def _is_candidate(value: object) -> bool:
-    return _is_part(value) and not inspect.isabstract(value) and value is not Part
+def _is_one_or_more(value: object) -> bool:
+    return _is_part(value) or isinstance(value, tuple)
 
 
 _PART = ImportTarget(
     noun="method",
     error=CompositionError,
     example="for the class Slow in my_method.py write 'my_method:Slow'",
-    is_candidate=_is_candidate,
+    is_kind=_is_one_or_more,
+    kind="a part: a class that inherits roles of fedkeel.method.roles, or a tuple of such",
     write="write a part there: a frozen dataclass that plays roles",
+    functions=False,
+    libraries=("fedkeel.method.parts",),
+    declared=lambda: (path for paths in installed_methods().values() for path in paths),
 )
 
 

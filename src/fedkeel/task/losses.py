@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError, did_you_mean
+from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.task.outputs import Outputs, Target, scores_of
-from fedkeel.user_code import ImportTarget, import_object
 
 Loss = Callable[[Outputs, Target], Tensor]
 """(output, target) -> losses [B], or one number for the batch, []. The target is a tensor, or a
@@ -193,8 +193,10 @@ _IMPORTED = ImportTarget(
     noun="loss",
     error=ModelError,
     example="for the function my_loss in my_losses.py write 'my_losses:my_loss'",
-    is_candidate=callable,
+    is_kind=lambda value: isinstance(value, nn.Module),
+    kind="a function of (output, target), or a torch.nn.Module that was made",
     write="write a function of (output, target) there",
+    function_libraries=("torch.nn.functional", "fedkeel.task.losses"),
 )
 
 

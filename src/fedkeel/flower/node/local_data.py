@@ -19,15 +19,17 @@ from fedkeel.data.values import Values, joined, shape_text, tensors_of
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.data_on_nodes import NODES, ingredients
+from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.rng import generator
 from fedkeel.task.losses import OF_QUANTITIES, make_loss
-from fedkeel.user_code import ImportTarget, import_object, one_line
+from fedkeel.user_code import one_line
 
 _FUNCTION = ImportTarget(
     "data",
     DataError,
     "my_data:load",
-    callable,
+    lambda value: False,
+    "a function that returns data",
     "write a function there that returns a Dataset, a pair (x, y), or a training and a test set",
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedkeel.errors import ModelError, did_you_mean
+from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.task.metrics import (
     classification,
     regression,
@@ -20,7 +21,6 @@ from fedkeel.task.metrics import (
 from fedkeel.task.metrics.base import Metric, PooledMetric, SumMetric, TaskInfo, Unit
 from fedkeel.task.metrics.from_torchmetrics import from_torchmetrics, is_torchmetric
 from fedkeel.task.outputs import Outputs, Target
-from fedkeel.user_code import ImportTarget, import_object
 
 MetricLike = str | Metric | PooledMetric | Callable[[Outputs, Target], Tensor] | Any
 """A name such as ``"mae"`` or ``"top(k=5)"``, an import path, a function of (output, target) with a
@@ -54,8 +54,10 @@ _IMPORTED = ImportTarget(
     noun="metric",
     error=ModelError,
     example="for the function gain in my_metrics.py write 'my_metrics:gain'",
-    is_candidate=callable,
+    is_kind=lambda value: not isinstance(value, type) and _is_metric(value),
+    kind="a function of (output, target), or a metric that was made",
     write="write a function of (output, target) there",
+    function_libraries=("torch.nn.functional", "fedkeel.task.losses"),
 )
 
 
@@ -131,6 +133,10 @@ def _arguments(text: str) -> dict[str, object]:
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError("write each argument as name=value")
     return {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+
+
+def _is_metric(value: object) -> bool:
+    return isinstance(value, Metric | PooledMetric) or is_torchmetric(value)
 
 
 def default_metrics(info: TaskInfo) -> Sequence[str]:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from fedkeel.errors import ModelError
-from fedkeel.user_code import ImportTarget, import_object
+from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.user_code import one_line as one_line
 
 
 def load(path: str) -> Callable[..., object]:
     """Return the class, or the function that makes a module, at ``package.module:Class``.
 
-    Modules are looked for in the current working directory first, then wherever Python looks.
+    It is one of the user's own modules, or of the model libraries below; see `fedkeel.named_code`.
 
     Raises:
-        ModelError: the path cannot be read, the module cannot be imported, or it has no such class.
+        ModelError: the path cannot be read, the module may not be named or cannot be imported, or
+            it has no such class.
     """
-    network = import_object(path, _NETWORK)
-    other_class = isinstance(network, type) and not _is_network(network)
-    if other_class or isinstance(network, nn.Module) or not callable(network):
-        raise ModelError(
-            f"model {path!r} is not a class of torch.nn.Module",
-            got="another class" if other_class else f"an object of {type(network).__name__}",
-            do="name the class itself, or a function that returns a new module",
-        )
-    return network
+    network: Any = import_object(path, _NETWORK)
+    build: Callable[..., object] = network
+    return build
 
 
 def suggested(name: str) -> str:
@@ -47,6 +43,12 @@ _NETWORK = ImportTarget(
     noun="model",
     error=ModelError,
     example="for the class Net in my_net.py write 'my_net:Net'",
-    is_candidate=_is_network,
-    write="write a torch.nn.Module there",
+    is_kind=_is_network,
+    kind="a class of torch.nn.Module, or a function that returns a new one",
+    write="write a torch.nn.Module there, or name the class itself",
+    libraries=("torch.nn", "torchvision.models", "monai.networks", "segmentation_models_pytorch"),
+    function_libraries=("torchvision.models",),
 )
+"""Libraries whose classes build networks of plain values. Functions of libraries may do anything
+with their arguments, such as read a file: those of torchvision.models only build its networks.
+transformers and timm have names of their own, ``hf:`` and ``timm:``."""
