@@ -166,8 +166,9 @@ def as_targets(ys: NDArray[Any], name: str, classes: int | None) -> tuple[Tensor
         row = int(np.argwhere(~finite)[0][0])
         raise DataError(
             f"{name}: a target is missing or infinite.",
-            got=f"{ys[row].flat[0] if ys.ndim > 1 else ys[row]} in row {row} (counted from 0)",
-            do="drop the row before training",
+            got=f"{ys[row][~finite[row]].flat[0] if ys.ndim > 1 else ys[row]} in row {row} "
+            "(counted from 0)",
+            do=_remedy_for_gaps(ys, finite),
         )
     whole = ys.dtype.kind != "f" or (ys.ndim == 1 and bool((ys == np.round(ys)).all()))
     if classes == 0 or not whole:
@@ -179,18 +180,32 @@ def as_targets(ys: NDArray[Any], name: str, classes: int | None) -> tuple[Tensor
     known = int(labels.max()) + 1 if classes is None else classes
     if labels.min() < smallest or labels.max() >= known:
         row = int(np.argwhere((labels < smallest) | (labels >= known))[0][0])
-        value = labels[row] if ys.ndim == 1 else int(labels[row].flat[0])
+        outside = (labels[row] < smallest) | (labels[row] >= known)
+        value = labels[row] if ys.ndim == 1 else int(labels[row][outside].flat[0])
         raise DataError(
             f"{name}: a label is out of range.",
             got=f"label {value} in row {row} (counted from 0)",
             expected=f"labels 0..{known - 1}",
-            do="number the classes from 0; for quantities say classes=0",
+            do="number the classes from 0; for quantities say classes=0"
+            if ys.ndim == 1 or value >= 0
+            else f"where nothing counts or a label is not known say {IGNORED_TARGET}: "
+            f"numpy.where(y == {value}, {IGNORED_TARGET}, y); for quantities say classes=0",
         )
     return torch.from_numpy(np.ascontiguousarray(labels)), known
 
 
+def _remedy_for_gaps(ys: NDArray[Any], finite: NDArray[np.bool_]) -> str:
+    """Return what to do about targets that are not finite."""
+    if ys.ndim == 1 or np.isinf(ys).any() or not np.isin(ys[finite], (0, 1)).all():
+        return "drop the row before training"
+    return (
+        f"of several labels say {IGNORED_TARGET} for one that is not known, which does not count: "
+        f"numpy.nan_to_num(y, nan={IGNORED_TARGET}).astype(int); or drop the row"
+    )
+
+
 IGNORED_TARGET = -100
-"""A target of a token or of a place in a mask that does not count, as in torch."""
+"""A target of a token, a place in a mask or one of several labels that does not count."""
 
 
 def as_tokens(x: Tensor, name: str) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.errors import DataError
-from fedkeel.task.losses import LOSSES, SOFT_TARGETS, bce, cross_entropy, dice
+from fedkeel.task.losses import LOSSES, bce, cross_entropy, dice, quantity_of
 from fedkeel.task.losses import token_cross_entropy as token_loss
 
 
@@ -117,8 +117,7 @@ def answer(scores: Tensor, loss: str, classes: int) -> tuple[Tensor, Tensor | No
     if known is bce or known is dice:
         shares = torch.sigmoid(scores)
         return (shares >= 0.5).to(torch.int64), shares
-    as_quantity = SOFT_TARGETS.get(known) if known is not None else None
-    return (scores if as_quantity is None else as_quantity(scores)), None
+    return (scores if known is None else quantity_of(known)(scores)), None
 
 
 def _numbers(values: Tensor) -> list[str]:

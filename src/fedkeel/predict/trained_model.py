@@ -96,7 +96,8 @@ class TrainedModel:
                     ) from error
                 parts.append(scores_of(output))
         scores = torch.cat(parts).clone()
-        values, shares = answer(scores, self.record.task.loss, self.record.data.classes)
+        task = self.record.task
+        values, shares = answer(scores, task.like or task.loss, self.record.data.classes)
         return Predictions(values, shares, scores, self.label_names, inputs.others, inputs.warnings)
 
     def export(self, path: str | Path) -> Path:

@@ -98,6 +98,8 @@ class TaskRecord:
         loss: name of the loss.
         metrics: what is measured, the loss last.
         score: name of the metric by which a model is judged.
+        like: name of the loss whose scores mean the same, where the loss has no name of its own and
+            there is one.
     """
 
     loss: str = "cross_entropy"
@@ -109,6 +111,7 @@ class TaskRecord:
         ]
     )
     score: str = ACCURACY.name
+    like: str = field(default="", metadata={"optional": True})
 
     def metric(self, name: str) -> MetricInfo:
         """Return a metric by its name; one that is not listed counts as a plain number."""

@@ -39,7 +39,7 @@ from fedkeel.records.score import TaskRecord
 from fedkeel.runner.attack import task_record
 from fedkeel.runner.baselines import describe_baseline
 from fedkeel.runner.warnings import find_warnings, simulated_sums
-from fedkeel.task.losses import loss_name
+from fedkeel.task.losses import loss_name, named_like
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
 
@@ -53,7 +53,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
     """
     settings, setup, plan = prepared.settings, prepared.setup, prepared.plan
     network, federation = setup.training.network, prepared.clients
-    parts = plan.parts or ()
+    parts, known = plan.parts or (), named_like(network.task_loss)
     is_here = federation.how["kind"] != "nodes"
     on_nodes = engine is not None and engine.kind == "flower"
     has_histogram = is_here and not is_large(len(federation), federation.data.classes)
@@ -84,6 +84,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
                 loss=loss_name(network.task_loss),
                 metrics=setup.metrics.infos,
                 score=setup.metrics.score_name,
+                like="" if known is network.task_loss else loss_name(known),
             ),
         ),
         adversary="" if prepared.attack is None else prepared.attack.description,

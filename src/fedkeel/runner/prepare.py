@@ -62,6 +62,7 @@ from fedkeel.task.models import make
 from fedkeel.task.models.lora import AdaptedBuilder
 from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import blocks
+from fedkeel.task.target_check import check_targets
 from fedkeel.task.task import Task
 from fedkeel.track.base import check_installed
 from fedkeel.tree import walk
@@ -334,18 +335,14 @@ def _check_test_targets(network: Network, train: Dataset, test: Dataset) -> None
             expected=f"{shape_text(train.y)}, as in training, but for the number of examples",
             do="prepare both alike",
         )
-    if network.task_loss is not cross_entropy:
-        return
-    two = rows_of(train.x, [0, 0])  # batch normalisation may not take one, all that there may be
-    outputs = network.logits(
-        network.params, network.copy_buffers(network.buffers), two, train=False
-    ).shape[1]
-    if test.classes > outputs:
+    outputs = network.scores_shape[0] if network.scores_shape else 0
+    if network.task_loss is cross_entropy and test.has_labels and test.classes > outputs:
         raise ModelError(
             "The model's output does not fit the test labels.",
             got=f"{counted(outputs, 'output')} for {counted(test.classes, 'class')}",
             do="change the last layer, or check the test labels",
         )
+    check_targets(network, test, "The test set")
 
 
 def _check_targets_of_score(settings: config.Run, score: MetricInfo) -> None:

@@ -22,7 +22,8 @@ Loss = Callable[[Outputs, Target], Tensor]
 mapping of tensors where that is what the examples have."""
 
 IGNORED = -100
-"""Target of a token or a pixel that counts neither in a loss nor in a metric, as in torch."""
+"""Target of a token, a pixel or one of several labels that counts neither in a loss nor in a
+metric, as in torch."""
 
 
 def cross_entropy(output: Outputs, y: Tensor) -> Tensor:
@@ -102,12 +103,17 @@ def bce(output: Outputs, y: Tensor) -> Tensor:
 
     Args:
         output: [B], [B, 1] or the shape of the target: scores before the sigmoid.
-        y: 0 or 1, or probabilities: [B] one label, [B, Y] several, [B, H, W] a mask.
+        y: 0 or 1, or probabilities: [B] one label, [B, Y] several, [B, H, W] a mask. Of whole
+            numbers with several to an example, those of -100 do not count.
     """
-    losses = F.binary_cross_entropy_with_logits(
-        predicted(output, y), _as(y, output), reduction="none"
-    )
-    return _over_quantities(losses)
+    scores, target = predicted(output, y), _as(y, output)
+    if y.ndim == 1 or y.is_floating_point():
+        losses = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
+        return _over_quantities(losses)
+    counts = y != IGNORED
+    target = torch.where(counts, target, 0.0)
+    losses = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
+    return _mean_over_places(torch.where(counts, losses, 0.0), y)
 
 
 def dice(output: Outputs, y: Tensor) -> Tensor:
@@ -116,7 +122,7 @@ def dice(output: Outputs, y: Tensor) -> Tensor:
     Args:
         output: scores of a mask before the sigmoid, [B, H, W] or [B, 1, H, W]; or [B, Y, H, W]
             before the softmax, whose classes from 1 on are averaged.
-        y: masks [B, H, W], of 0 and 1 or of classes.
+        y: masks [B, H, W], of 0 and 1 or of classes; of whole numbers, those of -100 do not count.
     """
     scores = scores_of(output)
     if scores.ndim == y.ndim + 1 and scores.shape[1] > 1:
@@ -126,6 +132,9 @@ def dice(output: Outputs, y: Tensor) -> Tensor:
     else:
         shares = predicted(output, y).sigmoid()[:, None]
         truth = _as(y, output).view_as(shares[:, 0])[:, None]
+    if not y.is_floating_point():
+        counts = (y != IGNORED)[:, None]
+        shares, truth = torch.where(counts, shares, 0.0), torch.where(counts, truth, 0.0)
     shares, truth = shares.flatten(2), truth.flatten(2)
     both = (shares * truth).sum(dim=2)
     return (1 - (2 * both + 1) / (shares.sum(dim=2) + truth.sum(dim=2) + 1)).mean(dim=1)
@@ -261,6 +270,35 @@ SOFT_TARGETS: dict[Loss, Callable[[Tensor], Tensor]] = {
     poisson: torch.exp,
 }
 """What makes of scores a target of the same loss: probabilities, or quantities."""
+
+
+def named_like(loss: Loss) -> Loss:
+    """Return the named loss whose scores mean the same as those of a loss of torch; else the loss.
+
+    So metrics and predictions read the scores of `torch.nn.PoissonNLLLoss` as logarithms, too.
+    """
+    if isinstance(loss, nn.CrossEntropyLoss):
+        return cross_entropy
+    if isinstance(loss, nn.BCEWithLogitsLoss):
+        return bce
+    if isinstance(loss, nn.PoissonNLLLoss) and loss.log_input:
+        return poisson
+    return loss
+
+
+def quantity_of(loss: Loss) -> Callable[[Tensor], Tensor]:
+    """Return what makes of scores the quantities, or of one score the probability, that they mean.
+
+    Metrics of quantities, pictures and predictions all take this.
+    """
+    known = named_like(loss)
+    if known in (bce, dice):
+        return torch.sigmoid
+    return SOFT_TARGETS[known] if known in OF_QUANTITIES - {cox} else _same
+
+
+def _same(scores: Tensor) -> Tensor:
+    return scores
 
 
 def loss_name(loss: Loss) -> str:

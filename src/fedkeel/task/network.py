@@ -65,8 +65,9 @@ class Network:
             where clients keep their statistics, the server has none.
 
     `has_mean_loss` tells whether the loss is one number for the batch, [], so that an evaluation
-    has to keep all outputs, and not one number for each example, [B]. `scores_classes` tells
-    whether the output has a score for each class of one label, [B, Y]. `mixed`, which may be set,
+    has to keep all outputs, and not one number for each example, [B]. `scores_shape` is the shape
+    of the scores of one example, and `scores_classes` tells whether they are one for each class of
+    one label, [Y]. `mixed`, which may be set,
     tells whether the module computes in bfloat16 where `torch.autocast` holds that to be safe; what
     it returns is of the parameters' type nevertheless.
     """
@@ -95,6 +96,7 @@ class Network:
         self.head = head
         self._loss = loss
         self.has_mean_loss = False
+        self.scores_shape: tuple[int, ...] = ()
         self.scores_classes = False
         self.dtype = dtype
         trained = {n: p for n, p in self._train.named_parameters() if p.requires_grad}

@@ -13,6 +13,7 @@ from fedkeel.errors import ModelError, counted, first_line
 from fedkeel.task.losses import OF_QUANTITIES, cross_entropy
 from fedkeel.task.network import Network
 from fedkeel.task.outputs import Outputs, describe_output, map_output, scores_of, tensors_in
+from fedkeel.task.target_check import remedy_for_classes
 from fedkeel.user_code import one_line, where_raised
 
 
@@ -89,7 +90,8 @@ def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outpu
             got=f"{counted(scores.shape[1], 'output')} for {counted(data.classes, 'class')}",
             expected=f"at least {counted(data.classes, 'output')}",
             why=_about_labels(data),
-            do="give the last layer one output for each class, or check the labels",
+            do=remedy_for_classes(y, scores.shape[1])
+            or "give the last layer one output for each class, or check the labels",
         )
     return output
 

@@ -18,7 +18,14 @@ from fedkeel.data.values import shape_of
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean, first_line
 from fedkeel.rng import torch_seed
 from fedkeel.task.first_pass import find_reset, new_parameters
-from fedkeel.task.losses import OF_QUANTITIES, Loss, cross_entropy, make_loss
+from fedkeel.task.losses import (
+    OF_QUANTITIES,
+    Loss,
+    cross_entropy,
+    make_loss,
+    named_like,
+    quantity_of,
+)
 from fedkeel.task.metrics.base import TaskInfo
 from fedkeel.task.metrics.metric_set import MetricSet, make_metric_set
 from fedkeel.task.metrics.pictures import picture_metrics
@@ -27,6 +34,7 @@ from fedkeel.task.network import Network, with_same_frozen
 from fedkeel.task.output_check import check_loss, check_output
 from fedkeel.task.outputs import scores_of
 from fedkeel.task.parameter_names import module_names
+from fedkeel.task.target_check import check_targets
 from fedkeel.task.traits import (
     FIRST_INPUTS,
     FURTHER_BATCHES,
@@ -106,6 +114,7 @@ class Task:
             dtype: type of the parameters.
 
         Raises:
+            DataError: targets that the loss cannot take.
             ModelError: lazy parameters, or such as are made in a forward pass; no trainable
                 parameters; a name with a slash; complex numbers; buffers under the policy
                 ``refuse``, or that have no mean under ``average``; a module that cannot be copied;
@@ -131,11 +140,13 @@ class Task:
         _check_buffers(type(module).__name__, network.buffers, self.buffers)
         with _no_new_parameters(module, data):
             output = check_output(network, type(module).__name__, pair.x, data)
+        scores = scores_of(output)
+        network.scores_shape = tuple(scores.shape[1:])
+        check_targets(network, data, "The training set")
         changed = find_changed_attribute(
             lambda: check_loss(network, output, pair.y), make_loss(self.loss)
         )
         network.has_mean_loss = network.task_losses(output, pair.y).ndim == 0
-        scores = scores_of(output)
         network.scores_classes = scores.ndim == 2 and scores.shape[1] >= max(2, data.classes)
         with _no_new_parameters(module, data):
             network.detect_traits(sample.x)
@@ -159,10 +170,13 @@ class Task:
         pair = data.take(np.arange(min(2, len(data))))
         with torch.no_grad():
             scores = network.test_logits(network.params, network.buffers, pair.x)
-        classes = 0 if network.task_loss in OF_QUANTITIES else data.classes
+        classes = 0 if named_like(network.task_loss) in OF_QUANTITIES else data.classes
         target = shape_of(pair.y)
         info = TaskInfo(
-            tuple(scores.shape[1:]), target if isinstance(target, tuple) else (), classes
+            tuple(scores.shape[1:]),
+            target if isinstance(target, tuple) else (),
+            classes,
+            quantity_of(network.task_loss),
         )
         metrics = make_metric_set(network, self.metrics, self.score, info, pair.x, pair.y)
         return replace(metrics, pictures=picture_metrics(info, network.task_loss, data.y))

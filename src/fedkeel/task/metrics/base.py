@@ -21,6 +21,10 @@ Unit = Literal["", "%"]
 """``%``: the metric is a share, which is shown times 100."""
 
 
+def _same(scores: Tensor) -> Tensor:
+    return scores
+
+
 @dataclass(frozen=True)
 class TaskInfo:
     """What a metric may know of a task before it measures.
@@ -29,11 +33,13 @@ class TaskInfo:
         scores: shape of the scores of one example, without the leading B.
         target: shape of the target of one example.
         classes: Y, the number of classes; 0 where the target is no label.
+        quantity: what makes of scores the quantity that a prediction answers.
     """
 
     scores: tuple[int, ...]
     target: tuple[int, ...]
     classes: int
+    quantity: Callable[[Tensor], Tensor] = _same
 
     @property
     def outputs(self) -> int:
@@ -113,6 +119,11 @@ def count_by_group(cells: Tensor, size: int, group: Tensor, groups: int) -> Tens
 def divided(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return a quotient, NaN where the denominator is 0."""
     return torch.where(denominator == 0, torch.nan, numerator / denominator)
+
+
+def mean_of_counted(sums: Tensor, examples: Tensor) -> Tensor:
+    """Return the mean of the examples that count, by sums [G, 2] of values and of those."""
+    return divided(sums[:, 0], sums[:, 1])
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fedkeel.task.metrics.base import (
     TaskInfo,
     Unit,
     divided,
+    mean_of_counted,
     sum_by_group,
 )
 from fedkeel.task.outputs import Outputs, scores_of
@@ -28,7 +29,9 @@ def accuracy(info: TaskInfo) -> SumMetric:
     """Return the share of right answers: of labels, of places of a mask, or of several labels."""
     info.need_classes("accuracy")
     is_score = info.scores in ((), (1,)) and info.classes == 2  # of the second class
-    ranked = len(info.scores) == 1 and not info.target and not is_score
+    if info.target:
+        return SumMetric("accuracy", _shares_of_hits, mean_of_counted, unit="%")
+    ranked = len(info.scores) == 1 and not is_score
     hits = partial(_hits_within, k=1) if ranked else _hits
     return SumMetric("accuracy", hits, unit="%")
 
@@ -52,12 +55,15 @@ def _hits_within(output: Outputs, y: Tensor, k: int) -> Tensor:
 
 
 def _hits(output: Outputs, y: Tensor) -> Tensor:
-    right = classes_of(output, y) == y
-    counted = y != IGNORED
-    if right.ndim == 1:
-        return right.double()
-    right = (right & counted).flatten(1).double()
-    return right.sum(dim=1) / counted.flatten(1).sum(dim=1).clamp(min=1)
+    return (classes_of(output, y) == y).double()
+
+
+def _shares_of_hits(output: Outputs, y: Tensor) -> Tensor:
+    """Return [B, 2] the share of right answers among the targets that count; whether any does."""
+    counted = (y != IGNORED).flatten(1)
+    right = ((classes_of(output, y) == y).flatten(1) & counted).double()
+    share = right.sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+    return torch.stack([share, counted.any(dim=1).double()], dim=1)
 
 
 def classes_of(output: Outputs, y: Tensor) -> Tensor:
@@ -136,7 +142,8 @@ def _multilabel_f1(info: TaskInfo) -> CountMetric:
 
     def cells(output: Outputs, y: Tensor) -> Tensor:
         found, truth = classes_of(output, y).clamp(min=0), y.to(torch.int64)
-        return torch.arange(labels, device=y.device) * 4 + truth * 2 + found
+        places = torch.arange(labels, device=y.device) * 4 + truth * 2 + found
+        return places.masked_fill(truth == IGNORED, -1)
 
     def finish(counts: Tensor) -> Tensor:
         table = counts.view(len(counts), labels, 4)
@@ -268,7 +275,8 @@ def probability_cells(output: Outputs, y: Tensor, bins: int) -> Tensor:
     shares, truth = probabilities(output, y)
     bin = (shares * bins).long().clamp(0, bins - 1)
     label = torch.arange(shares.shape[1], device=y.device)
-    return torch.where(shares.isnan(), -1, (label * bins + bin) * 2 + truth.long())
+    left_out = shares.isnan() | (y == IGNORED).view(len(y), -1)
+    return torch.where(left_out, -1, (label * bins + bin) * 2 + truth.long())
 
 
 def _curve(table: Tensor) -> tuple[Tensor, Tensor]:

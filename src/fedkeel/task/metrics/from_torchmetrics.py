@@ -26,14 +26,15 @@ def from_torchmetrics(metric: Any, info: TaskInfo) -> SummedTorchMetric | Pooled
     """Return a metric of torchmetrics as one of ours.
 
     One whose states are all sums works everywhere. One that keeps examples works on one machine.
-    Its name is that of its class. It receives `scores_of` the output, and the target; one score of
-    an example without an axis of its own where the target has none.
+    Its name is that of its class. It receives `scores_of` the output, of quantities what a
+    prediction answers, and the target; one score of an example without an axis of its own where the
+    target has none.
     """
     name = type(metric).__name__
     higher = True if metric.higher_is_better is None else bool(metric.higher_is_better)
     reductions = metric._reductions.values()
     if all(reduction is torch.sum or _is_sum(reduction) for reduction in reductions):
-        return SummedTorchMetric(name, metric, higher)
+        return SummedTorchMetric(name, metric, higher, info)
     twin, width = copy.deepcopy(metric), math.prod(info.scores)
 
     def values(output: Outputs, y: Tensor) -> Tensor:
@@ -43,11 +44,16 @@ def from_torchmetrics(metric: Any, info: TaskInfo) -> SummedTorchMetric | Pooled
     def of_all(kept: Tensor) -> float:
         y = kept[:, width:].reshape(len(kept), *info.target)
         twin.reset()
-        scores = kept[:, :width].reshape(len(kept), *info.scores)
+        scores = _answered(kept[:, :width].reshape(len(kept), *info.scores), info)
         twin.update(_paired(scores, y), y.long() if info.classes else y)
         return float(twin.compute())
 
     return PooledMetric(name, values, of_all, higher)
+
+
+def _answered(scores: Tensor, info: TaskInfo) -> Tensor:
+    """Return what a prediction answers where it is a quantity."""
+    return scores if info.classes else info.quantity(scores)
 
 
 def _paired(scores: Tensor, target: Tensor) -> Tensor:
@@ -67,19 +73,26 @@ class SummedTorchMetric:
         name: its name.
         metric: the metric, which is copied.
         higher_is_better: its direction.
+        info: the task.
     """
 
     unit: Unit = ""
 
-    def __init__(self, name: str, metric: Any, higher_is_better: bool) -> None:  # noqa: ANN401
-        self.name, self.higher_is_better = name, higher_is_better
+    def __init__(
+        self,
+        name: str,
+        metric: Any,  # noqa: ANN401
+        higher_is_better: bool,
+        info: TaskInfo,
+    ) -> None:
+        self.name, self.higher_is_better, self._info = name, higher_is_better, info
         self._metric = copy.deepcopy(metric).cpu()
         self._metric.reset()
         self._names = sorted(self._metric._defaults)
 
     def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
         """Return [groups, S], the flattened states of each group."""
-        scores, target = scores_of(output).detach().cpu(), target.cpu()
+        scores, target = _answered(scores_of(output).detach().cpu(), self._info), target.cpu()
         rows = []
         for index in range(groups):
             chosen = group == index

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.records.pictures import BINS, CONFUSION, MAX_CLASSES, PROBABILITIES, QUANTITIES
-from fedkeel.task.losses import OF_QUANTITIES, SOFT_TARGETS, Loss, bce, cox, predicted
+from fedkeel.task.losses import Loss, bce, cox, predicted, quantity_of
 from fedkeel.task.metrics.base import CountMetric, TaskInfo
 from fedkeel.task.metrics.classification import confusion_cells, probability_cells
 from fedkeel.task.outputs import Outputs, Target
@@ -60,9 +60,7 @@ def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountM
 
 def quantity_cells(output: Outputs, y: Tensor, loss: Loss, low: float, high: float) -> Tensor:
     """Return [B] bin of the true value * BINS + bin of the predicted one, -1 where it is NaN."""
-    values = predicted(output, y)
-    if loss in OF_QUANTITIES:
-        values = SOFT_TARGETS[loss](values)
+    values = quantity_of(loss)(predicted(output, y))
 
     def bins(quantities: Tensor) -> Tensor:
         share = (quantities.double() - low) / (high - low)

@@ -1,4 +1,4 @@
-"""Metrics of quantities."""
+"""Metrics of quantities: of what a prediction answers, such as exp of the scores of `poisson`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedkeel.task.outputs import Outputs
 
 def mae(info: TaskInfo) -> SumMetric:
     """Return the mean absolute error, over all quantities of an example."""
-    return SumMetric("mae", lambda output, y: _mean(_error(output, y).abs()), None, False)
+    return SumMetric("mae", lambda output, y: _mean(_error(info, output, y).abs()), None, False)
 
 
 def rmse(info: TaskInfo) -> SumMetric:
@@ -21,7 +21,7 @@ def rmse(info: TaskInfo) -> SumMetric:
     def finish(sums: Tensor, examples: Tensor) -> Tensor:
         return divided(sums[:, 0], examples).sqrt()
 
-    return SumMetric("rmse", lambda output, y: _mean(_error(output, y) ** 2), finish, False)
+    return SumMetric("rmse", lambda output, y: _mean(_error(info, output, y) ** 2), finish, False)
 
 
 def r2(info: TaskInfo) -> SumMetric:
@@ -32,7 +32,7 @@ def r2(info: TaskInfo) -> SumMetric:
     """
 
     def sums(output: Outputs, y: Tensor) -> Tensor:
-        truth, error = y.double().view(len(y), -1), _error(output, y).view(len(y), -1)
+        truth, error = y.double().view(len(y), -1), _error(info, output, y).view(len(y), -1)
         return torch.cat([truth, truth**2, error**2], dim=1)
 
     def finish(sums: Tensor, examples: Tensor) -> Tensor:
@@ -48,8 +48,8 @@ def r2(info: TaskInfo) -> SumMetric:
     return SumMetric("r2", sums, finish)
 
 
-def _error(output: Outputs, y: Tensor) -> Tensor:
-    return predicted(output, y).double() - y.double()
+def _error(info: TaskInfo, output: Outputs, y: Tensor) -> Tensor:
+    return info.quantity(predicted(output, y)).double() - y.double()
 
 
 def _mean(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel.errors import ModelError
 from fedkeel.task.losses import IGNORED
-from fedkeel.task.metrics.base import SumMetric, TaskInfo, divided
+from fedkeel.task.metrics.base import SumMetric, TaskInfo, divided, mean_of_counted
 from fedkeel.task.metrics.classification import classes_of
 from fedkeel.task.outputs import Outputs
 
@@ -25,7 +25,8 @@ def dice(info: TaskInfo, pooled: bool = False) -> SumMetric:
         info: the task, with masks [H, W] of 0 and 1 or of classes. Class 0 is the background and
             does not count; others are averaged.
         pooled: whether the areas of all examples are added first; else each example has a
-            coefficient, 1 where neither area has a place, and their mean counts.
+            coefficient, 1 where neither area has a place, and their mean counts; without those of
+            which no place counts.
     """
     return _overlap(info, "dice", pooled, lambda both, either: (2 * both, both + either))
 
@@ -49,7 +50,9 @@ def _overlap(info: TaskInfo, name: str, pooled: bool, parts: Parts) -> SumMetric
 
     def of_each(output: Outputs, y: Tensor) -> Tensor:
         above, below = parts(*areas(output, y))
-        return torch.where(below == 0, 1.0, above / below.clamp(min=1)).mean(dim=1)
+        share = torch.where(below == 0, 1.0, above / below.clamp(min=1)).mean(dim=1)
+        counts = (y != IGNORED).flatten(1).any(dim=1).double()
+        return torch.stack([share * counts, counts], dim=1)
 
     def sums(output: Outputs, y: Tensor) -> Tensor:
         return torch.cat(areas(output, y), dim=1)
@@ -58,7 +61,9 @@ def _overlap(info: TaskInfo, name: str, pooled: bool, parts: Parts) -> SumMetric
         above, below = parts(sums[:, :classes], sums[:, classes:])
         return divided(above, below).nanmean(dim=1)
 
-    return SumMetric(label, sums if pooled else of_each, finish if pooled else None, unit="%")
+    if pooled:
+        return SumMetric(label, sums, finish, unit="%")
+    return SumMetric(label, of_each, mean_of_counted, unit="%")
 
 
 def _areas(output: Outputs, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
