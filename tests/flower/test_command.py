@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from flwr.common.config import parse_config_args
 
-from commands import Process, call, experiment, rows, shell
+from commands import EXECUTABLE, Process, call, experiment, rows, shell
 from fedkeel.config import load
 from fedkeel.errors import RunError
 from fedkeel.flower.local import keys
-from fedkeel.flower.local.processes import Federation, quoted
+from fedkeel.flower.local.processes import Federation, free_port, quoted
 from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
@@ -75,6 +75,30 @@ def test_a_supernode_that_is_killed_is_missed_at_once(toy: Path, tmp_path: Path)
     assert all(client % 2 == 0 for client in last.clients)
     assert any(client % 2 for clients in last.faults.values() for client in clients)
     assert "no reply before the deadline" not in last.faults
+
+
+@pytest.mark.processes
+def test_nothing_outlives_a_command_that_is_killed(toy: Path, tmp_path: Path) -> None:
+    """Neither `up` nor `node`, which cannot do anything about it, leaves a process behind."""
+    out, long = tmp_path / "run", ["-s", "rounds=1000"]
+    up = Process("flower", "up", toy, "--out", out, "--nodes", "1", *long, folder=tmp_path)
+    assert eventually(lambda: rows(out) >= 2, 240)
+    assert len(living(out)) >= 6
+    up.send(signal.SIGKILL)
+    assert eventually(lambda: not living(out), 60), living(out)
+    assert RunFolder(out).read_run().status == "running"
+    home = tmp_path / "node"
+    with Federation(tmp_path / "link", []) as link:
+        words = [EXECUTABLE, "flower", "node", "--insecure", "--superlink", link.address]
+        variables = {**link.environment, "HOME": str(home), "FLWR_HOME": str(home / "flwr")}
+        words += ["--port", str(free_port())]
+        node = subprocess.Popen(words, env=variables, stderr=subprocess.DEVNULL)
+        try:
+            assert eventually(lambda: any("flower-superexec" in w for w in living(home)), 120)
+        finally:
+            node.kill()
+            node.wait()
+        assert eventually(lambda: not living(home), 60), living(home)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from flwr.common.config import parse_config_args
 
 from commands import call
 from fedkeel.errors import ConfigError, RunError
+from fedkeel.flower.local import watcher
 from fedkeel.privacy.accountant import Release, composed_epsilon
 from fedkeel.privacy.ledger import Ledger, Spent, epsilon_of
 from fedkeel.privacy.policy import Policy, PolicyError, read_policy
@@ -205,6 +206,7 @@ def test_a_node_is_started_with_its_policy(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("os.execvp", lambda _, words: started.append(words))
     monkeypatch.setattr("fedkeel.flower.node.resident.FOLDER", tmp_path / "resident")
     monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv(watcher.NAME, "watched")
     file = tmp_path / "policy.toml"
     file.write_text("min_clients = 3\n")
     call("flower", "node", "--insecure", "--policy", file, "--node-config", "partition-id=1")

@@ -147,8 +147,10 @@ def node(
     """Start a SuperNode, with flower-supernode's options, that imports once for all messages."""
     _check_installed()
     import os
+    import secrets
     import sys
 
+    from fedkeel.flower.local import watcher
     from fedkeel.flower.node import resident
 
     words = context.args if policy is None else _with_policy(context.args, policy)
@@ -156,6 +158,9 @@ def node(
     if resident.is_supported():
         resident.install(resident.FOLDER)
         folders = [str(resident.FOLDER), *folders]
+        if watcher.NAME not in os.environ:  # else the whole federation is watched
+            os.environ[watcher.NAME] = mark = f"node-{os.getpid()}-{secrets.token_hex(4)}"
+            watcher.Watcher(mark).outlive_exec()
     os.environ["PATH"] = os.pathsep.join(folders)
     os.execvp("flower-supernode", ["flower-supernode", *words])
 

@@ -209,9 +209,10 @@ class _Follower:
                 os.kill(pid, signal.SIGINT)
 
     def _report_ended(self, node: str) -> None:
-        """Say that a SuperNode has ended, to the user and to Flower."""
+        """Say that a SuperNode has ended, to the user and to Flower, and end its helpers."""
         last = self.federation.tail(node, 1)
         self.display.warn(self._name, f"the SuperNode {node} has ended; its log ends with: {last}")
+        self.federation.stop(node)
         with suppress(RunError):  # Flower notices by itself, later
             self.federation.unregister(node)
 

@@ -17,7 +17,8 @@ from typing import Self
 
 from fedkeel.engine.process.interrupts import exit_when_killed, hold_signals
 from fedkeel.errors import RunError
-from fedkeel.flower.local import keys
+from fedkeel.flower.local import keys, watcher
+from fedkeel.flower.local.watcher import Watcher
 from fedkeel.flower.node import resident
 
 NAME = "here"
@@ -32,15 +33,13 @@ ENVIRONMENT = {
 NODE_ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 """Seconds between a node's looks for new messages; Flower's own value is 1."""
 
-MARK = "FEDKEEL_PROCESS"
-"""Environment variable that says to which federation a process belongs. Its helpers inherit it."""
-
 
 class Federation:
     """SuperLink and SuperNodes on the loopback interface. Leaving the context ends all of them.
 
     Flower's helpers outlive the process that started them, some in sessions of their own. So each
-    process leads a group, and is marked in its environment.
+    process leads a group, and is marked in its environment. A watcher ends them all where this
+    process is killed.
 
     Args:
         folder: for logs, Flower's own files and the database.
@@ -54,6 +53,7 @@ class Federation:
     ) -> None:
         self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._watcher: Watcher | None = None
         self._on_exit = ExitStack()
         self.port = free_port()
         self.keys = folder / "keys"
@@ -82,6 +82,7 @@ class Federation:
             stack.enter_context(exit_when_killed())
             stack.callback(self._stop_all)
             self._kill_marked()  # processes of an earlier command that was killed
+            self._watcher = Watcher(self._mark(""))
             if self.secure and not self.keys.exists():
                 keys.make(self.keys, ["127.0.0.1", "localhost"], len(self.nodes))
             self._write_config()
@@ -102,6 +103,8 @@ class Federation:
         with hold_signals():
             for name in list(self._processes):
                 self.stop(name)
+            if self._watcher is not None:
+                self._watcher.end()
 
     def _write_config(self) -> None:
         home = self.folder / "home"
@@ -168,12 +171,14 @@ class Federation:
         with (self.folder / f"{name}.log").open("ab") as log, hold_signals(deliver=True):
             self._processes[name] = subprocess.Popen(
                 command,
-                env={**self.environment, **(environment or {}), MARK: self._mark(name)},
+                env={**self.environment, **(environment or {}), watcher.NAME: self._mark(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            if self._watcher is not None:
+                self._watcher.watch(self._processes[name].pid)
 
     def stop(self, name: str) -> None:
         """Kill a process and all that it has started, and wait until they have ended."""
@@ -181,6 +186,8 @@ class Federation:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(self._patience)
+        if self._watcher is not None:
+            self._watcher.forget(process.pid)
         self._kill_marked(name)
 
     def _kill_marked(self, name: str = "") -> None:
@@ -194,24 +201,11 @@ class Federation:
     def find(self, name: str = "", command: str = "") -> list[int]:
         """Return the ids of one of the federation's processes and of those that it has started.
 
-        They are found by their environment, where the system shows it (Linux). Elsewhere nothing is
-        found, and Flower's helpers end by themselves when they see that their parent is gone.
-
         Args:
             name: which, such as ``superlink`` or ``node-0``; "" for all processes of the folder.
             command: only those with this text in their command line.
         """
-        mark, pids = f"{MARK}={self._mark(name)}".encode(), []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended, or belongs to somebody else
-                line = (folder / "cmdline").read_bytes()
-                variables = (folder / "environ").read_bytes().split(b"\0")
-                is_ours = mark in variables or (
-                    not name and any(variable.startswith(mark) for variable in variables)
-                )
-                if is_ours and command.encode() in line:
-                    pids.append(int(folder.name))
-        return pids
+        return watcher.find(self._mark(name), is_whole=bool(name), command=command)
 
     def _mark(self, name: str) -> str:
         return f"{self.folder.absolute()}/{name}"
@@ -254,7 +248,7 @@ class Federation:
         try:
             done = subprocess.run(
                 ["flwr", *arguments],
-                env=self.environment,
+                env={**self.environment, watcher.NAME: self._mark("flwr")},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
