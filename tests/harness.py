@@ -157,9 +157,9 @@ class Federation:
     def remembered(self, clients: Sequence[int]) -> TableRows:
         """What the server remembers of the clients."""
         fresh = initial_table_row(self.plan, self.played.server.params)
-        rows = [self.rows.get(k, fresh) for k in clients]
+        rows = tree.stack([fresh, *(self.rows.get(k, fresh) for k in clients)])
         seen = np.array([k in self.rows for k in clients], dtype=np.bool_)
-        return TableRows(tree.substates(tree.stack(rows)), seen)
+        return TableRows(tree.substates(tree.map_tensors(lambda t: t[1:], rows)), seen)
 
     def reply(
         self, k: int, padded: int = 0, message: Message | None = None
@@ -195,16 +195,17 @@ class Federation:
             return client_finish(client, progress, steps), steps, sum(map(len, positions))
 
     def round(self, selected: Sequence[int] | None = None, padded: int = 0) -> Played:
-        """One round of the selected clients, all of them where none are given."""
+        """One round of the selected clients, all of them where it is None, nobody where empty."""
         clients = list(range(len(self.data)) if selected is None else selected)
-        answered = (self.message(clients),) if self.plan.surveys else ()
-        found = {k: self.reply(k, padded, *answered) for k in clients}
+        asked = clients or [0]  # a reply shows the form of rows of which there are none
+        answered = (self.message(asked),) if self.plan.surveys else ()
+        found = {k: self.reply(k, padded, *answered) for k in asked}
         replies = stack(clients, found, [len(self.data[k][1]) for k in clients])
         server = self.played.server
         done = server_round(
             self.plan,
             server,
-            self.message(clients),
+            self.message(asked),
             replies,
             self.population,
             self.seed,
@@ -236,13 +237,14 @@ def stack(
     """Put replies on a leading axis, as an engine does."""
 
     def rows(pick: Callable[[Reply], State]) -> State:
-        return tree.stack([pick(found[k][0]) for k in clients])
+        stacked = tree.stack([pick(found[k][0]) for k in clients or found])
+        return stacked if clients else tree.map_tensors(lambda t: t[:0], stacked)
 
     return Replies(
         clients=np.array(clients, dtype=np.int64),
         examples=np.array(sizes, dtype=np.int64),
         processed=np.array([found[k][2] for k in clients], dtype=np.int64),
-        finite=np.array([bool(found[k][0].finite) for k in clients]),
+        finite=np.array([bool(found[k][0].finite) for k in clients], dtype=np.bool_),
         update=rows(lambda r: dict(r.update)),
         buffers=rows(lambda r: dict(r.buffers)),
         uploads=rows(lambda r: dict(r.uploads)),

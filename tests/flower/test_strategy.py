@@ -101,6 +101,21 @@ def test_momentum_goes_on() -> None:
         assert np.allclose(last[name], start.numpy() + gone, rtol=0, atol=1e-12)
 
 
+def test_a_round_without_usable_replies_counts() -> None:
+    """MIFA makes a step in it, along the mean of the last updates; others leave the model."""
+    told = moves()
+    for method, steps in (("mifa", 2), ("fedvarp", 1)):
+        strategy = played(method, told, rounds=1)
+        found, metrics = strategy.aggregate_train(2, [])
+        assert metrics is None
+        assert strategy._server.round == 2
+        for name, start in toy_network().params.items():
+            mean = sum(told[n][name] for n in COUNTS) / len(COUNTS)
+            assert np.allclose(
+                found[name].numpy(), start.numpy() + steps * mean, rtol=0, atol=1e-12
+            )
+
+
 def test_a_second_start_begins_from_the_arrays_that_it_is_given() -> None:
     """It went on from the model, the momenta and the faults of the first one."""
     told, strategy = moves(), Method("momentum+fedvarp", clients=3, fraction_evaluate=0.0)

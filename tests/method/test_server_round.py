@@ -15,6 +15,7 @@ from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.roles import AggregateTransform, CohortTransform, ServerOptimiser, ServerState
 from fedkeel.method.round_values import Replies, RoundResult, Server
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message, server_round
@@ -132,16 +133,47 @@ def test_replies_that_weigh_nothing_or_are_not_finite_change_nothing(
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_round_of_nobody_changes_only_the_round_number(entry: str) -> None:
+    """Also where a part has it; MIFA makes a step, see its own test."""
     played = begun(entry)
     replies = answers(played, CLIENTS)
     nobody = picked(replies, [])
     weightless = replace(replies, examples=replies.examples * 0, processed=replies.processed * 0)
+    before = known(own(played.played.server))
+    if entry == "fedtrip":
+        before["memory"]["fedtrip"]["round"] += 1.0
     for empty in (nobody, weightless):
         done = aggregate(played, empty)
-        assert equal(known(done.server), known(played.played.server))
+        if entry == "mifa":
+            assert gap(done.server.params, played.params) > 1e-3
+            before["params"] = dict(done.server.params)
+        assert equal(known(done.server), before)
         assert done.server.round == played.played.server.round + 1 == 3
         assert done.excluded == []
-        assert entry == "dpquantile" or not done.diagnostics
+        assert entry in ("dpquantile", "mifa") or not done.diagnostics
+
+
+def test_nobody_comes_where_mifa_makes_a_step_beside_others() -> None:
+    """Server halves then see no update; those that go by what clients sent leave all as it was."""
+    roles = AggregateTransform | CohortTransform | ServerOptimiser | ServerState
+    stood = []
+    for entry in ENTRIES:
+        try:
+            plan = parse(f"{entry}+mifa", EVERYTHING, "uniform")
+        except CompositionError:
+            continue
+        if entry == "mifa" or not any(isinstance(part, roles) for part in plan.parts[:-1]):
+            continue
+        played = federation(f"{entry}+mifa", weights="uniform")
+        played.round([])
+        played.round([0, 1])
+        before = known(own(played.played.server))
+        played.round([])
+        after = known(played.played.server)
+        if equal(after["params"], before["params"]):
+            stood.append(entry)
+        played.round([1, 3])
+        assert all(torch.isfinite(v).all() for v in played.params.values()), entry
+    assert stood == ["fednova", "fedcm", "fedexp", "fedsmoo", "mofedsam", "fedmuon"]
 
 
 def test_a_round_without_any_finite_reply_is_an_error_that_names_the_way_out() -> None:

@@ -11,10 +11,11 @@ import pytest
 from fedkeel import tree
 from harness import Federation
 from method.players import equal, federation, gap, play
+from papers import personal
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
-from papers.personal import COHORTS
 
 LR = 0.2
+COHORTS = [*personal.COHORTS[:2], [], [], *personal.COHORTS[2:]]  # nobody comes in two rounds
 
 
 def fedtrip(setup: TrainingSetup, mu: float, **local: float) -> Iterator[Told]:

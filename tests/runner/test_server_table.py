@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import fedkeel as fk
 from fedkeel.cost.memory import estimate_run
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
@@ -62,3 +63,28 @@ def test_the_table_is_reckoned_with() -> None:
     assert needs.client_state == 0
     assert needs.rows == model * needs.clients
     assert estimate_run(prepared(method="fedavg")).table == 0
+
+
+POISSON = {"seed": 76, "rounds": 10, "cohort": fk.Cohort(clients=2, sampling="poisson")}
+COHORTS = [0, 2, 4, 2, 1, 0, 3, 2, 1, 6]
+"""Two of six clients are expected; all six come after each of them has a row."""
+
+
+@pytest.mark.parametrize("method", ["mifa", "fedau", "fedvarp", "fedawa"])
+def test_more_clients_than_expected_come_or_nobody(method: str) -> None:
+    """The table had room for the expected number of new rows, and the run ended there."""
+    kinds = [("sequential", "memory"), ("sequential", "disk"), ("vectorized", "memory")]
+    runs = [start(prepared(method=method, kind=k, state=s, **POISSON)) for k, s in kinds]
+    assert [len(row.clients) for row in runs[0].rows[1:]] == COHORTS
+    assert same(runs[0], runs[1])
+    apart = [(runs[2].params[k] - v).abs().max() for k, v in runs[0].params.items()]
+    assert max(apart) < 1e-5
+
+
+def test_mifa_makes_a_step_when_nobody_comes() -> None:
+    """Along the mean of the last updates of those who have ever come."""
+    before, after = (start(prepared(method="mifa", **{**POISSON, "rounds": n})) for n in (5, 6))
+    last = after.rows[6]
+    assert last.clients == []
+    assert last.diagnostics == before.rows[5].diagnostics
+    assert max((after.params[k] - v).abs().max() for k, v in before.params.items()) > 1e-3

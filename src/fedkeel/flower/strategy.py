@@ -187,8 +187,6 @@ class Method(FedAvg):
         usable = self._read(server_round, messages)
         if self._server is None or self._message is None:
             return None, None
-        if not usable:
-            return self._arrays(), None
         received = self._received(self._server, self._message, usable)
         reasons = dict.fromkeys(np.flatnonzero(~received.finite).tolist(), "sent NaN or infinity")
         for row, reason in {**reasons, **outlying_replies(received, self._outlier_factor)}.items():
@@ -228,13 +226,17 @@ class Method(FedAvg):
         """Return the replies as the method's server half takes them."""
         examples = np.array([reply.examples for reply in usable], dtype=np.int64)
         start, models = message.params, [reply.model for reply in usable]
+
+        def stacked(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+            return torch.stack(rows) if rows else like.new_zeros((0, *like.shape))
+
         return Replies(
             clients=np.array([self._client_by_node[r.node] for r in usable], dtype=np.int64),
             examples=examples,
             processed=examples,
-            finite=np.array([bool(all_finite({"model": dict(model)})) for model in models]),
-            update={k: torch.stack([model[k] - v for model in models]) for k, v in start.items()},
-            buffers={k: torch.stack([m[k] for m in models]) for k in server.buffers},
+            finite=np.array([bool(all_finite({"model": dict(m)})) for m in models], dtype=np.bool_),
+            update={k: stacked([m[k] - v for m in models], v) for k, v in start.items()},
+            buffers={k: stacked([m[k] for m in models], v) for k, v in server.buffers.items()},
             uploads={},
         )
 
@@ -258,7 +260,7 @@ class Method(FedAvg):
         optimiser = self.plan.server_optimiser
         memory[optimiser.name] = optimiser.init_optimiser(params, self._population)
         buffers = {k: v for k, v in model.items() if k not in params}
-        self._table = ServerTable(self.plan, params, self._population)
+        self._table = ServerTable(self.plan, params, self._clients, self._clients)
         return copy_memory(Server(clone(params), buffers, memory))
 
     def _read(self, server_round: int, messages: list[Message]) -> list[_NodeReply]:

@@ -194,6 +194,13 @@ class Plan:
         )
 
     @property
+    def steps_without_replies(self) -> bool:
+        """Whether the server makes a step in a round of nobody too."""
+        after = (*self.aggregate_transforms, self.server_optimiser)
+        is_of_all = self.reduction.counts_absent and not any(isinstance(p, Upload) for p in after)
+        return self.reduction.hides_updates or is_of_all
+
+    @property
     def has_personal_models(self) -> bool:
         """Whether each client is evaluated with a model of its own, beside the global model."""
         extras = (self.local_model, self.fine_tuning, self.personal_prediction)

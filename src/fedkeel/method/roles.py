@@ -476,6 +476,12 @@ class Reduction(Part):
     for each of the K clients that are expected, and the cohort does not say who they were. It is
     also called where nobody has replied, with no updates."""
 
+    counts_absent: ClassVar[bool] = False
+    """Whether the aggregate is also of clients that did not reply. Set it to True where the server
+    makes a step in a round of nobody too: `reduce` is then also called with no updates. A part that
+    acts on the aggregate by what the round's clients have sent, an `Upload`, has nothing to go by
+    then, and beside it such a round changes nothing."""
+
     def sum_noise(self) -> float:
         """Return the standard deviation of the noise that `reduce` adds to the sum, 0 for none.
 
@@ -532,6 +538,10 @@ class ServerState(Part):
     @abstractmethod
     def next_server(self, outcome: Outcome) -> State:
         """Return the state for the next round, of the same names and shapes."""
+
+    def next_without_replies(self, state: State) -> State:
+        """Return the state after a round in which nobody replied, as it was unless rounds count."""
+        return state
 
 
 class Table(Part):

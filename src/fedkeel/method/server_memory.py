@@ -1,4 +1,4 @@
-"""The server's memory before the first round, and after clients have lost their state."""
+"""The server's memory before the first round, and after rounds of nobody or of lost states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from fedkeel import tree
-from fedkeel.method.checks import call, check_states, explain_errors
+from fedkeel.method.checks import call, check_same_form, check_states, explain_errors
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Population
 from fedkeel.method.local_training import LocalTraining
@@ -46,6 +46,14 @@ def initial_table_row(plan: Plan, params: Tree) -> ByPart:
         rows = {part.name: call(part.init_row, params) for part in plan.tables}
     check_states("remembers of a client", rows)
     return rows
+
+
+def states_without_replies(plan: Plan, server: Server) -> ByPart:
+    """Return what the parts with a server state remember after a round of nobody."""
+    before = {part.name: server.memory[part.name] for part in plan.server_states}
+    after = {p.name: call(p.next_without_replies, before[p.name]) for p in plan.server_states}
+    check_same_form("remembers at the server", before, after)
+    return after
 
 
 def copy_memory(server: Server) -> Server:

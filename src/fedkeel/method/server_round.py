@@ -35,6 +35,7 @@ from fedkeel.method.context import (
     part_state,
 )
 from fedkeel.method.round_values import Replies, RoundResult, Server, TableRows
+from fedkeel.method.server_memory import states_without_replies
 from fedkeel.solve.span import Span
 from fedkeel.tree import Tree
 
@@ -72,8 +73,8 @@ def server_round(
 
     Replies are put in ascending client order first, and those that are not finite or weigh nothing
     are left out, so that neither their order nor their presence can change the result. A round
-    without any reply changes nothing but the round number, unless the reduction hides the updates:
-    it then adds its noise to nothing.
+    without any reply changes nothing but the round number and what counts rounds, unless the
+    reduction is also of absent clients, or hides the updates: it then adds its noise to nothing.
 
     Args:
         plan: the method.
@@ -103,9 +104,11 @@ def server_round(
     weights = raw_weights(plan.weights, replies.examples, replies.processed)
     order = np.flatnonzero(finite & (weights > 0.0))
     order = order[np.argsort(replies.clients[order], kind="stable")]
-    if len(order) == 0 and not plan.reduction.hides_updates:
-        nobody = np.zeros(0, dtype=np.int64)
-        return RoundResult(replace(server, round=server.round + 1), excluded, {}, nobody, {})
+    if len(order) == 0 and not plan.steps_without_replies:
+        with explain_errors(f"The server's step in round {server.round + 1} failed"):
+            memory = {**server.memory, **states_without_replies(plan, server)}
+        after, nobody = replace(server, memory=memory, round=server.round + 1), order
+        return RoundResult(after, excluded, {}, nobody, {})
     replies, staleness = _select_replies(replies, order, plan.sum_only_uploads), replies.staleness
     table_rows = table_rows or TableRows({}, np.zeros(len(finite), dtype=np.bool_))
     weights = weights[order]
@@ -161,7 +164,8 @@ def _aggregate(
         )
 
     lap("server")
-    for transform in plan.cohort_transforms:
+    has_replies = len(replies.clients) > 0
+    for transform in plan.cohort_transforms if has_replies else ():
         changed = call(transform.transform_cohort, updates, view(transform.name))
         updates = check_span(transform, changed, updates, transform.merges_updates)
     lap("projection")
@@ -183,6 +187,9 @@ def _aggregate(
     params, state = check_model_and_state(optimiser, result)
     params = check_tree(optimiser, params, server.params)
     memory, new_rows = {optimiser.name: state}, ByPart()
+    if not (has_replies or reduction.hides_updates):
+        memory |= states_without_replies(plan, server)
+        return Server(params, server.buffers, memory, server.round + 1), new_rows
     for keeper in plan.server_states:
         outcome = Outcome(server.params, params, updates, view(keeper.name))
         with check_models_unchanged(keeper, start=server.params, end=params):

@@ -131,8 +131,8 @@ class Run:
     def _begin(self, engine: Engine, state: Path | None, resume: bool) -> None:
         """Restore the checkpoint, or evaluate the initial model as round 0."""
         file = None if state is None else state / "table.bin"
-        population = self._prepared.population
-        self._table = ServerTable(self._plan, self._server.params, population, file)
+        count, largest = self._prepared.population.clients, self._prepared.largest_cohort
+        self._table = ServerTable(self._plan, self._server.params, count, largest, file)
         saved = None
         if self._folder is not None:
             key = self._prepared.key

@@ -15,7 +15,7 @@ from fedkeel.engine.spec import specs_of
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import Ints, Population
+from fedkeel.method.context import Ints
 from fedkeel.method.round_values import RoundResult, TableRows
 from fedkeel.method.server_memory import initial_table_row
 from fedkeel.tree import Tree, substates, unwalk, walk
@@ -29,19 +29,20 @@ class ServerTable:
     Args:
         plan: the method.
         params: the model, for shapes.
-        population: C clients, and how many of them are in a round.
+        clients: C.
+        largest_cohort: the largest number of clients that take part in a round, which may be more
+            than are expected.
         file: where the rows are; None for memory.
     """
 
     def __init__(
-        self, plan: Plan, params: Tree, population: Population, file: Path | None = None
+        self, plan: Plan, params: Tree, clients: int, largest_cohort: int, file: Path | None = None
     ) -> None:
         self._plan = plan
         self._store = None
         if plan.tables:
             spec = specs_of(dict(initial_table_row(plan, params)))
-            count, per_round = population.clients, population.per_round
-            self._store = client_store(spec, count, private_memory, file, per_round)
+            self._store = client_store(spec, clients, private_memory, file, largest_cohort)
 
     def remembered(self, params: Tree, clients: Ints) -> TableRows | None:
         """Return the rows of clients [K], None for methods without a table.

@@ -7,6 +7,7 @@ read once for the Gram matrix and once for the combination.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,8 +76,8 @@ def relative_rounding(rows: Mapping[str, Tensor], names: Sequence[str]) -> float
 
 
 def _flat(rows: Tensor) -> Tensor:
-    """Return rows [K, ...] as a matrix [K, F], also where each row is a single number."""
-    return rows.reshape(len(rows), -1)
+    """Return rows [K, ...] as a matrix [K, F], also of single numbers, and where K is 0."""
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
 def combine(coefficients: Floats, rows: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
     ) -> tuple[Tree, State]:
         """Return the model, moved by the aggregate and by -h / alpha, and h."""
         count = len(updates)
-        divisor = cohort.population.clients if self.divisor == "clients" else count**2
+        divisor = cohort.population.clients if self.divisor == "clients" else max(1, count) ** 2
         moved = updates.sum(np.full(count, 1.0 / divisor))
         h = tree.add(tree.leaves(cohort.state, "h"), moved, -self.alpha)
         return tree.add(tree.add(params, update), h, -1.0 / self.alpha), {"h": dict(h)}

@@ -89,4 +89,8 @@ class FedTrip(Penalty, ClientState, ServerState, Broadcast):
 
     def next_server(self, outcome: Outcome) -> State:
         """Return the number of the next round."""
-        return {"round": cast(Tensor, outcome.cohort.state["round"]) + 1.0}
+        return self.next_without_replies(outcome.cohort.state)
+
+    def next_without_replies(self, state: State) -> State:
+        """Return the number of the next round: one in which nobody replied counts too."""
+        return {"round": cast(Tensor, state["round"]) + 1.0}

@@ -45,6 +45,7 @@ class MIFA(Reduction, Table, ServerState):
     Laws: with all clients in each round it is FedAvg. With ``no_wait`` the first round is FedAvg's,
         K/C times as long. On quadratics its fixed point is that of FedAvg with all clients, whoever
         takes part.
+        A round in which nobody replies makes a step too, along the mean of the last updates.
     Deviations: the authors' public code also waits, then asks all clients for an update at once and
         steps in the next round; here ``wait`` uses the updates of the rounds before, the last one
         of each client. Its other trainer is ``no_wait``. The paper's learning rate falls as 1 / t.
@@ -61,6 +62,7 @@ class MIFA(Reduction, Table, ServerState):
     name: ClassVar[str] = "mifa"
     paper: ClassVar[str] = "gu2021mifa"
     weights: ClassVar[Weights | None] = "uniform"
+    counts_absent: ClassVar[bool] = True
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
@@ -70,9 +72,9 @@ class MIFA(Reduction, Table, ServerState):
         memory = self._remember(updates, cohort)
         clients, seen = cohort.population.clients, int(tree.leaf(memory, "seen"))
         cohort.log("seen", seen)
-        if self.start == "wait" and seen < clients:
-            return tree.zeros_like(tree.leaves(memory, "sum"))
         count = max(seen, len(updates)) if self.start == "seen" else clients
+        if count == 0 or (self.start == "wait" and seen < clients):
+            return tree.zeros_like(tree.leaves(memory, "sum"))
         return tree.scale(tree.leaves(memory, "sum"), cohort.lr / count)
 
     def init_row(self, params: Tree) -> State:
