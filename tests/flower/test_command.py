@@ -264,11 +264,13 @@ def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
 def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = experiment(tmp_path)
-    (tmp_path / "my_net.py").write_text("import my_layers, os\n\nNet = my_layers.Wide\n")
+    (tmp_path / "my_net.py").write_text("import my_layers\n\nclass Net(my_layers.Wide): ...\n")
     (tmp_path / "my_layers.py").write_text("import my_pack\nfrom torch.nn import Linear as Wide\n")
+    (tmp_path / "my_losses.py").write_text("def error(output, target): ...\n")
     (tmp_path / "my_pack").mkdir()
     (tmp_path / "my_pack" / "__init__.py").write_text("")
-    done = call("flower", "export", file, "--out", "app", "-s", "model.name=my_net:Net")
+    words = ["-s", "model.name=my_net:Net", "-s", "task.metrics=['my_losses:error']"]
+    done = call("flower", "export", file, "--out", "app", *words)
     assert done.code == 0, done.err
     assert "the module 'my_pack' is not in the app" in done.err
     app = tmp_path / "app"
@@ -280,6 +282,7 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "federation/experiment.toml",
         "federation/server.py",
         "my_layers.py",
+        "my_losses.py",
         "my_net.py",
         "pyproject.toml",
     ]
@@ -297,6 +300,7 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "--auth-supernode-private-key",
         "flwr supernode register",
         "flwr run",
+        "export FEDKEEL_MODULES=my_pack",
         "resume=true",
     ):
         assert words in readme

@@ -10,10 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from fedkeel.config import Experiment, to_toml
+from fedkeel.config import Compare, Experiment, Space, to_toml
+from fedkeel.config.code_names import code_names
 from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.method.grammar import parse
+from fedkeel.named_code import VARIABLE
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
 from fedkeel.system import legality
@@ -42,8 +44,6 @@ clients i, i + n, i + 2 n, ... . With another number of nodes, give all of them 
 NOTE_DEVICE = """
 
 Nodes train on the processor: `engine.device = "cuda"` holds for simulations alone."""
-
-_IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
 def export(experiment: Experiment, out: Path) -> list[str]:
@@ -101,8 +101,8 @@ def user_modules(experiment: Experiment) -> list[str]:
 
     A module needs what it imports from the working directory, and what that imports.
     """
-    paths = _IMPORT_PATH.finditer(f"{experiment.method} {experiment.model.name}")
-    modules = sorted({path[1] for path in paths})
+    run = experiment.model_copy(update={"compare": Compare(), "tune": Space()})
+    modules = sorted({path.partition(":")[0] for _, path in code_names(run)})
     for module in modules:  # the list grows
         file = _file(module)
         names = imported_modules(file) if file is not None else []
@@ -137,7 +137,11 @@ def _template(name: str) -> Template:
 
 
 def _template_values(experiment: Experiment, not_copied: list[str]) -> dict[str, str]:
-    install = "".join(f"\nThe module `{m}` has to be installed there too.\n" for m in not_copied)
+    install = "".join(
+        f"\nThe module `{m}` has to be installed there too. Where it is not in editable form, name "
+        f"it there:\n\n    export {VARIABLE}={m.partition('.')[0]}\n"
+        for m in not_copied
+    )
     has_own_data = is_on_nodes(experiment)
     clients = experiment.partition.clients or DEFAULT_NODES
     nodes = clients if has_own_data else min(clients, DEFAULT_NODES)

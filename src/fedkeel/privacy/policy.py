@@ -41,6 +41,8 @@ class Policy(Settings):
         messages: what the site sends beside the update, the training loss and numbers of examples:
             ``scores``, ``personal``, ``pictures``, ``sums``, ``buffers``, ``diagnostics``, and the
             names of parts that send something.
+        code: import paths, ``package.module:Name``, that a server may name beside those in the app
+            that is installed here: of a model, a loss, a metric, an augmentation or a part.
         clip: the site's own bound on the norm of each update that it sends, > 0.
         sigma: the site's own noise on each update, in units of `clip`; it is of unit ``client``,
             and needs no trust in the server.
@@ -54,6 +56,7 @@ class Policy(Settings):
     secure_sums: bool = False
     methods: tuple[str, ...] | None = None
     messages: tuple[str, ...] | None = None
+    code: tuple[str, ...] = ()
     clip: float | None = Field(None, gt=0.0)
     sigma: float = Field(0.0, ge=0.0)
     ledger: str = Field("ledger.json", min_length=1)

@@ -15,18 +15,21 @@ CLIENT_APP_RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""
 
 
-def answer(read: Callable[[], Experiment], message: Message, context: Context) -> Message:
+def answer(
+    read: Callable[[], tuple[Experiment, Experiment]], message: Message, context: Context
+) -> Message:
     """Return the reply to a message, or a short reason why there is none.
 
     Args:
-        read: reads the experiment.
+        read: reads the experiment: as it is installed here, and as the server has set it.
         message: from the server.
         context: Flower's, with the node's configuration.
     """
     folder = state_folder(context.node_config)
     try:
-        node = make_node(read(), dict(context.node_config))
-        content = node.reply(message.metadata.message_type, message.content)
+        kind, (installed, experiment) = message.metadata.message_type, read()
+        node = make_node(experiment, dict(context.node_config), installed, kind)
+        content = node.reply(kind, message.content)
         return Message(content, reply_to=message)
     except FedkeelError as error:
         log_error(folder, error)

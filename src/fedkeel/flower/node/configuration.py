@@ -10,9 +10,11 @@ from pathlib import Path
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError
 from fedkeel.flower.data_on_nodes import is_on_nodes
-from fedkeel.flower.node.guard import Guard
+from fedkeel.flower.node.guard import Guard, check_settings
 from fedkeel.flower.node.local_data import read_local_data
 from fedkeel.flower.node.node import Node
+from fedkeel.flower.node.sent_settings import check_sent
+from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.privacy.kept_noise import noise_kept_in
 from fedkeel.privacy.policy import Policy, read_policy
 from fedkeel.robust.attackers import refuse_on_nodes
@@ -25,22 +27,35 @@ STATE = Path.home() / ".fedkeel" / "state"
 """The node's folder where its configuration names none."""
 
 
-def make_node(experiment: Experiment, config: Mapping[str, object]) -> Node:
-    """Return a node that can reply to requests.
+def make_node(
+    experiment: Experiment,
+    config: Mapping[str, object],
+    installed: Experiment | None = None,
+    kind: str = DESCRIBE,
+) -> Node:
+    """Return a node that can reply to requests. What may not be asked for is refused first.
 
     Args:
         experiment: the same as at the server.
         config: the node's configuration: ``partition-id`` and ``num-partitions``; ``state``, the
             folder of its clients' state; with data of its own also ``data`` and ``name``;
             ``policy``, the file of the site's own policy.
+        installed: the experiment of the node's own app, without what the server has set; None where
+            the server sets nothing.
+        kind: type of the message that is to be answered.
 
     Raises:
+        PolicyError: the settings name code or files that are not the node's, or the site's policy
+            does not allow what is asked.
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
     """
     _refuse_misspelled(config)
     refuse_on_nodes(experiment.adversary)
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
     folder, policy = state_folder(config), _policy(config)
+    check_sent(experiment if installed is None else installed, experiment, policy)
+    if policy is not None:
+        check_settings(policy, experiment, kind)
     has_own_data = is_on_nodes(experiment)
     data = config.get("data")
     read = partial(read_local_data, source=data, client=number) if has_own_data else gather

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeel.config import Run
 from fedkeel.data.cohort import select
 from fedkeel.data.dataset import Ints
 from fedkeel.engine.base import TrainingSetup
@@ -16,6 +17,8 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX
 from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.flower.protocol import EVALUATE, PERSONAL, PICTURES, ClientRequest, Request
+from fedkeel.method.compose import Plan
+from fedkeel.method.grammar import parse
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.parts.dpclient import clipped
 from fedkeel.method.round_values import Reply
@@ -52,12 +55,12 @@ class Guard:
         Raises:
             PolicyError: names what is asked for, and what is allowed.
         """
-        self._check_methods()
+        _check_methods(self.policy, self.prepared.plan)
         self._check_messages()
+        _check_secure_sums(self.policy, self.prepared.settings)
         self._check_sums()
         self._check_own_bound()
-        if self.policy.epsilon is not None and not self.policy.sigma:
-            self._check_unit()
+        _check_unit(self.policy, self.prepared.settings)
 
     def check_plan(self, clients: Iterable[int]) -> None:
         """Refuse a run whose planned rounds alone would spend more than the policy allows.
@@ -88,9 +91,7 @@ class Guard:
         Raises:
             PolicyError: names it.
         """
-        name = MESSAGES.get(kind)
-        if name is not None:
-            self._check_allowed(name)
+        _check_kind(self.policy, kind)
 
     def admit(self, setup: TrainingSetup, request: Request, item: ClientRequest) -> TrainingSetup:
         """Write into the ledger what training a client is going to spend, and return its setup.
@@ -136,31 +137,9 @@ class Guard:
 
     # --- what is refused -------------------------------------------------------------------------
 
-    def _check_methods(self) -> None:
-        allowed = self.policy.methods
-        if allowed is None:
-            return
-        for part in self.prepared.plan.parts:
-            if not _is_allowed(part, allowed):
-                raise PolicyError(
-                    f"The policy of this site does not allow {part.name}.",
-                    got=f"method {self.prepared.plan.expression!r}",
-                    expected=_named(allowed, "fedavg alone"),
-                    do=SETTLE,
-                )
-
     def _check_messages(self) -> None:
         for name in self._sent():
-            self._check_allowed(name)
-
-    def _check_allowed(self, name: str) -> None:
-        allowed = self.policy.messages
-        if allowed is not None and name not in allowed:
-            raise PolicyError(
-                f"The policy of this site does not let {name!r} out.",
-                expected=_named(allowed, "the update alone"),
-                do=SETTLE,
-            )
+            _check_allowed(self.policy, name)
 
     def _sent(self) -> Iterator[str]:
         """What each answer of the run has beside the update, or the description of the node."""
@@ -175,15 +154,7 @@ class Guard:
         yield from sorted({path.split("/")[0] for path in parts} & names)
 
     def _check_sums(self) -> None:
-        least, flower = self.policy.min_clients, self.prepared.settings.flower
-        if self.policy.secure_sums and (flower.secure_minimum or 0) < max(least, 2):
-            raise PolicyError(
-                "The policy of this site asks for secure sums.",
-                got=f"secure_aggregation = {str(flower.secure_aggregation).lower()}, "
-                f"secure_minimum = {flower.secure_minimum}",
-                expected=f"secure_minimum = {max(least, 2)} at least",
-                do="set flower.secure_aggregation = true, and flower.secure_minimum",
-            )
+        least = self.policy.min_clients
         if least == 1:
             return
         if Capability.PER_CLIENT_UPDATES in self.prepared.plan.needs:
@@ -249,18 +220,6 @@ class Guard:
                 do=SETTLE,
             )
 
-    def _check_unit(self) -> None:
-        privacy = self.prepared.settings.privacy
-        if privacy is None or privacy.unit != self.policy.unit:
-            unit = "no [privacy]" if privacy is None else f"privacy.unit = {privacy.unit!r}"
-            raise PolicyError(
-                "The run has no noise that the policy of this site could count.",
-                got=unit,
-                expected=f"privacy.unit = {self.policy.unit!r}",
-                do="add it to the experiment; or let the site clip and add noise itself: 'clip' "
-                "and 'sigma' in its policy, with unit = 'client'",
-            )
-
     # --- what is spent ---------------------------------------------------------------------------
 
     @property
@@ -307,6 +266,78 @@ class Guard:
         settings, sizes = self.prepared.settings, self.prepared.setup.federation.sizes
         for round in range(settings.rounds):
             yield select(self.prepared.cohort, sizes, settings.seed, round).clients
+
+
+def check_settings(policy: Policy, settings: Run, kind: str) -> None:
+    """Refuse what the settings show already, before data are read and a model is built.
+
+    Args:
+        policy: what the site allows.
+        settings: what the server asks for; the code that they name may be imported.
+        kind: type of the message that is to be answered.
+
+    Raises:
+        PolicyError: names what is asked for, and what is allowed.
+    """
+    _check_kind(policy, kind)
+    _check_methods(policy, parse(settings.method, weights=settings.weights))
+    _check_secure_sums(policy, settings)
+    _check_unit(policy, settings)
+
+
+def _check_kind(policy: Policy, kind: str) -> None:
+    name = MESSAGES.get(kind)
+    if name is not None:
+        _check_allowed(policy, name)
+
+
+def _check_allowed(policy: Policy, name: str) -> None:
+    allowed = policy.messages
+    if allowed is not None and name not in allowed:
+        raise PolicyError(
+            f"The policy of this site does not let {name!r} out.",
+            expected=_named(allowed, "the update alone"),
+            do=SETTLE,
+        )
+
+
+def _check_methods(policy: Policy, plan: Plan) -> None:
+    for part in plan.parts if policy.methods is not None else ():
+        if not _is_allowed(part, policy.methods or ()):
+            raise PolicyError(
+                f"The policy of this site does not allow {part.name}.",
+                got=f"method {plan.expression!r}",
+                expected=_named(policy.methods or (), "fedavg alone"),
+                do=SETTLE,
+            )
+
+
+def _check_secure_sums(policy: Policy, settings: Run) -> None:
+    flower, least = settings.flower, max(policy.min_clients, 2)
+    if policy.secure_sums and (flower.secure_minimum or 0) < least:
+        raise PolicyError(
+            "The policy of this site asks for secure sums.",
+            got=f"secure_aggregation = {str(flower.secure_aggregation).lower()}, "
+            f"secure_minimum = {flower.secure_minimum}",
+            expected=f"secure_minimum = {least} at least",
+            do="set flower.secure_aggregation = true, and flower.secure_minimum",
+        )
+
+
+def _check_unit(policy: Policy, settings: Run) -> None:
+    """Refuse a run without noise of the policy's unit, where the site adds none itself."""
+    privacy = settings.privacy
+    if policy.epsilon is None or policy.sigma:
+        return
+    if privacy is None or privacy.unit != policy.unit:
+        unit = "no [privacy]" if privacy is None else f"privacy.unit = {privacy.unit!r}"
+        raise PolicyError(
+            "The run has no noise that the policy of this site could count.",
+            got=unit,
+            expected=f"privacy.unit = {policy.unit!r}",
+            do="add it to the experiment; or let the site clip and add noise itself: 'clip' "
+            "and 'sigma' in its policy, with unit = 'client'",
+        )
 
 
 def _is_allowed(part: Part, allowed: tuple[str, ...]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fedkeel.config.code_names import HUBS
 from fedkeel.errors import ModelError, did_you_mean
 from fedkeel.optional import imported
 from fedkeel.user_code import one_line
@@ -27,7 +28,7 @@ _WITHOUT_CLASSES = ("causal-lm", "masked-lm")
 
 def is_hub_name(name: str) -> bool:
     """Return whether a name is of another library."""
-    return name.startswith(("hf:", "timm:"))
+    return name.startswith(HUBS)
 
 
 def builder(name: str) -> Callable[..., nn.Module]:
