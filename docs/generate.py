@@ -246,8 +246,19 @@ ones too, and all buffers:
   `best_model`.
 
 [Your own data and model](../getting-started/own-data.md#use-the-trained-model) shows how to load
-one. Where clients keep their buffers (`model.buffers = "local"`), the buffers in the files are the
-initial ones; see [batch normalisation](../guides/models.md#batch-normalisation).
+one.
+
+Where each client keeps parameters, or statistics of batch normalisation, of its own, the server's
+model is not whole: neither file is written, and `result.state_dict()` says so. `run.json` names
+what clients keep, under `client_parameters`. The run then leaves the models of the clients, as do
+methods with a second or a fine-tuned model (`ditto`, `finetune`):
+
+- `models/CLIENT.safetensors`: a client's own model after the last round, with which it is scored.
+  `result.client_model("CLIENT")` is the same, and `fedkeel predict RUN DATA --client CLIENT` uses
+  it. A client that has never taken part has none where its own parameters would be untrained. All
+  models are kept where they take 256 MB at most together; `engine.client_models` changes that. A
+  name that cannot be a file's on every system is written as in a URL: `a/b` is
+  `models/a%2Fb.safetensors`. In a federation of nodes these models stay on the nodes.
 
 ## The checkpoint
 

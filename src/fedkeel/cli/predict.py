@@ -21,7 +21,9 @@ def predict(
     data: Path = typer.Argument(..., metavar="DATA", help="A table, .npz file, image or folder."),
     which: str = WHICH,
     client: str = typer.Option(
-        None, "--client", help="Whose rows these are, where each client has its own scale."
+        None,
+        "--client",
+        help="Whose rows these are, and whose model is taken, where each client has its own.",
     ),
     out: Path = typer.Option(None, "--out", help="CSV file that is written; standard output else."),
     as_json: bool = JSON,
@@ -34,7 +36,8 @@ def predict(
     from fedkeel.predict.trained_model import load
     from fedkeel.records.files import write_text
 
-    predictions = load(run, which=which).predict(data, client=client)
+    whose = None if _is_for_scale(run, client) else client
+    predictions = load(run, which=which, client=whose).predict(data, client=client)
     table = predictions.table()
     for warning in predictions.warnings:
         say(stderr(), f"warning: {warning}")
@@ -54,10 +57,24 @@ def predict(
     say(stderr(), f"wrote {len(predictions):,} predictions to {out}")
 
 
+def _is_for_scale(run: Path, client: str | None) -> bool:
+    """Return whether a client only says by whose scale the inputs are standardised."""
+    from fedkeel.records.client_models import has_client_models
+    from fedkeel.records.folder import RunFolder
+
+    if client is None:
+        return True
+    record = RunFolder(run).read_run()
+    return bool(record.data.client_scales) and not has_client_models(record)
+
+
 def export(
     run: Path = RUN,
     file: Path = typer.Argument(..., metavar="FILE", help="MODEL.onnx or MODEL.pt2"),
     which: str = WHICH,
+    client: str = typer.Option(
+        None, "--client", help="Whose own model, where each client has one."
+    ),
 ) -> None:
     """Write a trained model for programs without fedkeel, as ONNX or for torch.export.load.
 
@@ -65,7 +82,7 @@ def export(
     """
     from fedkeel.predict.trained_model import load
 
-    model = load(run, which=which)
+    model = load(run, which=which, client=client)
     with writing(file):
         model.export(file)
     say(stderr(), f"wrote {file}")

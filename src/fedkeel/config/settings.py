@@ -256,6 +256,9 @@ class Engine(Settings):
             folder; or ``auto``: on disk where it would take more than `memory_gb`.
         memory_gb: the most memory that the state of clients and server may take. None takes what
             is free, and for ``auto`` 1 GB for the clients'.
+        client_models: which models a finished run leaves where each client has its own, as in
+            `local`, `fedper` and `ditto`: ``all``; ``none``; or ``auto``, all where they take
+            256 MB at most together. Each is a file ``models/CLIENT.safetensors`` in the run folder.
     """
 
     kind: Literal["auto", "sequential", "workers", "vectorized", "ray"] = "auto"
@@ -269,6 +272,7 @@ class Engine(Settings):
     checkpoint_seconds: float = Field(20.0, ge=0.0)
     state: Literal["auto", "memory", "disk"] = "auto"
     memory_gb: float | None = Field(None, gt=0.0, le=1e9)
+    client_models: Literal["auto", "all", "none"] = "auto"
 
     renamed: ClassVar[Mapping[str, str]] = {"chunk": "parallel_clients"}
     renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {

@@ -26,6 +26,9 @@ from fedkeel.robust.attackers import Attack
 from fedkeel.task.task import Task
 from fedkeel.tree import Tree
 
+RUNNING_STATISTICS = ("running_mean", "running_var")
+"""How the names of the buffers end that a layer learns and normalises with."""
+
 Place = Literal["memory", "disk"]
 """Where the clients' state lives."""
 
@@ -120,12 +123,24 @@ class Prepared:
         return self.settings.method in BASELINES
 
     def state_dict(self, server: Server) -> Tree:
-        """Return the state dict of the run's model; empty where each client has its own."""
-        training = self.setup.training
-        if training.shares_nothing:
+        """Return the state dict of the run's model; empty where none is whole."""
+        if not self.is_whole:
             return {}
-        params = {**server.params, **training.personal_params}
-        return training.network.state_dict(params, server.buffers)
+        return self.setup.training.network.state_dict(server.params, server.buffers)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the server's model has all that is trained, so that it can be handed out."""
+        return not self.client_parameters
+
+    @property
+    def client_parameters(self) -> list[str]:
+        """Names of the parameters, and of the statistics, that each client keeps for itself."""
+        training = self.setup.training
+        names = [name for name in training.network.names if name in training.personal]
+        if training.buffers == "local":
+            names += [k for k in training.network.buffers if k.endswith(RUNNING_STATISTICS)]
+        return names
 
     @property
     def judges_personal_models(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,12 @@ class Preparation:
             None if settings is None else settings.client,
             settings is not None,
         )
+
+    def of_client(self, client: str) -> Preparation:
+        """Return the preparation of one client's inputs."""
+        if client not in self.client_scales:
+            return self
+        return replace(self, scale=self.client_scales[client], client_scales={})
 
     def apply(
         self, value: Examples, name: str = "the examples", client: str | None = None

@@ -18,6 +18,7 @@ from fedkeel.errors import ModelError, RunError
 from fedkeel.predict.answers import Predictions, answer
 from fedkeel.predict.preparation import Preparation
 from fedkeel.records.baselines import LOCAL
+from fedkeel.records.client_models import client_file, no_single_model
 from fedkeel.records.files import file_digest
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.run_record import RunRecord
@@ -42,6 +43,7 @@ class TrainedModel:
         record: what the run says of itself.
         which: ``last`` or ``best``.
         folder: the run folder.
+        client: whose own model it is, None for the model of all clients.
     """
 
     module: nn.Module
@@ -49,9 +51,11 @@ class TrainedModel:
     record: RunRecord
     which: str
     folder: Path
+    client: str | None = None
 
     def __repr__(self) -> str:
-        return f"<TrainedModel: {self.which} model of {self.folder}, {self.record.method}>"
+        whose = "" if self.client is None else f" of client {self.client!r}"
+        return f"<TrainedModel: {self.which} model{whose} of {self.folder}, {self.record.method}>"
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -115,7 +119,13 @@ class TrainedModel:
         return export(self, Path(path))
 
 
-def load(run: str | Path, *, which: str = "last", model: ModelLike | None = None) -> TrainedModel:
+def load(
+    run: str | Path,
+    *,
+    which: str = "last",
+    model: ModelLike | None = None,
+    client: str | None = None,
+) -> TrainedModel:
     """Load the trained model of a finished run, with the preparation of its inputs.
 
     Args:
@@ -124,22 +134,29 @@ def load(run: str | Path, *, which: str = "last", model: ModelLike | None = None
             which round that is, and on which examples it was chosen.
         model: the module, or what makes it, where the run was made in Python: the run does not say
             where the class is. The module is copied.
+        client: whose own model, where each client has one; its inputs are then made ready as that
+            client's. None takes the model of all clients.
 
     Raises:
-        RunError: it is no finished run, a file of it has changed, it has no single model, or its
-            parameters do not fit the module.
+        RunError: it is no finished run, a file of it has changed, it has no single model, or none
+            of the client, or its parameters do not fit the module.
         ModelError: the module cannot be made.
     """
     folder = RunFolder(Path(run))
     record = folder.read_run()
-    _check_single(record)
-    state = _read_state(folder.path, record, which)
+    if client is None:
+        _check_single(record)
+        state = _read_state(folder.path, record, which)
+    else:
+        state = _read_client(folder.path, record, which, client)
     settings = _experiment(folder.path)
-    if settings is not None and settings.model.buffers == "local" and _has_statistics(state):
+    keeps_buffers = settings is not None and settings.model.buffers == "local"
+    if client is None and keeps_buffers and _has_statistics(state):
         raise RunError(
             f"{folder} has no single model.",
             why='each client keeps its own statistics of batch normalisation (buffers = "local")',
-            do='train with model.buffers = "average", or without batch normalisation',
+            do='take a client\'s (client=), or train with model.buffers = "average", or without '
+            "batch normalisation",
         )
     dtype = torch.float64 if record.engine.dtype == "float64" else torch.float32
     module = _module(record, settings, state, model).to(dtype)
@@ -153,19 +170,29 @@ def load(run: str | Path, *, which: str = "last", model: ModelLike | None = None
         ) from None
     module.eval().requires_grad_(False)
     data = None if settings is None else settings.data
-    return TrainedModel(
-        module, Preparation.of(record.data, data, dtype), record, which, folder.path
-    )
+    preparation = Preparation.of(record.data, data, dtype)
+    if client is not None:
+        preparation = preparation.of_client(client)
+    return TrainedModel(module, preparation, record, which, folder.path, client)
 
 
 def _check_single(record: RunRecord) -> None:
     """Refuse a run without one model for all clients."""
-    if record.method == LOCAL or record.judges == "personal":
+    if record.method == LOCAL or record.judges == "personal" or record.client_parameters:
+        raise no_single_model(record)
+
+
+def _read_client(folder: Path, record: RunRecord, which: str, client: str) -> dict[str, Tensor]:
+    """Read a client's own model, and check that it is as it was written."""
+    if which != "last":
         raise RunError(
-            f"A run of {record.method!r} has no single model.",
-            why="each client has trained its own, or has parameters of its own",
-            do="take the model of another method",
+            "A client's own model is that after the last round.", got=which, expected="'last'"
         )
+    name = client_file(record, client)
+    path = folder / name
+    if not path.exists() or file_digest(path) != record.digests[name]:
+        raise RunError(f"{path} is gone, or has changed since the run ended.")
+    return dict(load_file(path))
 
 
 def _read_state(folder: Path, record: RunRecord, which: str) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@
                       `confusion` by true and predicted class; `probabilities` by bin and truth;
                       `quantities` by bin of the true and the predicted value, in their `range`
       model.safetensors  the trained model, once the run is finished: the module's whole state dict
+      models/CLIENT.safetensors  each client's own model, where it has one
       model-best.safetensors  the model of the best round, which run.json names
       checkpoint/     round-00000120/: arrays.safetensors and state.json, written aside and
                       renamed
@@ -43,6 +44,7 @@ from safetensors.numpy import load_file
 
 from fedkeel.errors import RunError
 from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint, write_checkpoint
+from fedkeel.records.client_models import CLIENT_MODELS
 from fedkeel.records.files import (
     Arrays,
     file_digest,
@@ -188,7 +190,7 @@ class RunFolder:
         if not self.exists():
             return
         try:
-            for name in (*_OUTPUTS, MODEL, BEST_MODEL):
+            for name in (*_OUTPUTS, MODEL, BEST_MODEL, CLIENT_MODELS):
                 path = self.path / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         except OSError as error:
@@ -419,8 +421,9 @@ class RunFolder:
 
     def save_model(self, arrays: Arrays, name: str = MODEL) -> str:
         """Write a model, and return its digest."""
-        temporary = self.path / f".{name}.{os.getpid()}"
+        temporary = self.path / f".{Path(name).name}.{os.getpid()}"
         with self._writing():
+            (self.path / name).parent.mkdir(exist_ok=True)
             copies = {key: array.copy(order="C") for key, array in arrays.items()}
             digest = write_arrays(temporary, copies)
             synchronise(temporary)
@@ -470,7 +473,8 @@ class RunFolder:
 
     def drop_model(self) -> None:
         """Remove models and checkpoint of a run of which only the rows are needed."""
-        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+        for name in ("checkpoint", CLIENT_MODELS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
         for name in (MODEL, BEST_MODEL):
             (self.path / name).unlink(missing_ok=True)
 

@@ -321,6 +321,8 @@ class RunRecord:
             versions it is the classification of labels.
         judges: the model whose scores a round's ``test`` has: the ``global`` one, on the test set;
             or the clients' ``personal`` ones, on their own examples, all clients together.
+        client_parameters: names of the parameters, and of the statistics of batch normalisation,
+            that each client keeps for itself; the run then has no single model.
         new_clients: clients that no round selects, ascending.
         engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and
             ``precision`` that ran, and the kind that was ``asked`` for; ``reasons`` why a faster
@@ -361,6 +363,7 @@ class RunRecord:
     estimate: Estimate
     task: TaskRecord = field(default_factory=TaskRecord)
     judges: Literal["global", "personal"] = "global"
+    client_parameters: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     new_clients: list[Count] = field(default_factory=list)
     adversary: str = field(default="", metadata=_OPTIONAL)
     warnings: list[str] = field(default_factory=list)

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from fedkeel.errors import RunError
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
 from fedkeel.runner.result import Result
@@ -50,7 +51,18 @@ class GlobalModel:
         return {name: tensor.cpu() for name, tensor in self._params.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the model for ``module.load_state_dict(...)``; a copy."""
+        """Return the model for ``module.load_state_dict(...)``; a copy.
+
+        Raises:
+            RunError: each client keeps parameters of its own, so that the model is not whole.
+        """
+        if missing := [name for name in self._network.names if name not in self._params]:
+            raise RunError(
+                "There is no single model.",
+                got=f"the server has no {', '.join(missing[:3])}",
+                why="each client keeps its own",
+                do="take what is shared: model.params",
+            )
         return {name: tensor.clone() for name, tensor in self._state_dict.items()}
 
     @cached_property

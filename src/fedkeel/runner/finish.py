@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 
 from fedkeel.method.round_values import Server
+from fedkeel.records.client_models import client_files, client_names
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.pictures import PICTURES, Pictures
 from fedkeel.records.row_file import ROWS
 from fedkeel.records.run_record import BestModel, RunRecord, Status
 from fedkeel.runner.result import Result
+from fedkeel.tree import Tree
 
 _ROWS_RESTORED = (
     f"{ROWS} was deleted or changed by another during the run, and was written again with all rows"
@@ -52,13 +54,20 @@ def ended(
     return replace(record, status=status, message=message, engine=engine, best_model=best)
 
 
-def finish(result: Result, folder: RunFolder | None, pictures: Pictures | None = None) -> Result:
+def finish(
+    result: Result,
+    folder: RunFolder | None,
+    pictures: Pictures | None = None,
+    client_models: Iterable[tuple[int, Tree]] = (),
+) -> Result:
     """Write how a run ended; a finished one leaves its models and no more client state.
 
     Args:
         result: the result.
         folder: the run folder, None of a run in memory.
         pictures: counts of what the last model answers.
+        client_models: clients that have models of their own, with these; each is kept in memory
+            or written before the next one is taken.
 
     Returns:
         The result with its record as it was written.
@@ -66,9 +75,10 @@ def finish(result: Result, folder: RunFolder | None, pictures: Pictures | None =
     Raises:
         RunError: the folder cannot be written to.
     """
-    if folder is None:
-        return result
     record = result.record
+    if folder is None:
+        files = client_files(client_names(record))
+        return replace(result, client_modules={files[k]: module for k, module in client_models})
     if record.status == "finished":
         digests = {ROWS: folder.complete_rows(), **folder.histogram_digest()}
         if pictures is not None:
@@ -77,6 +87,10 @@ def finish(result: Result, folder: RunFolder | None, pictures: Pictures | None =
             if module:
                 arrays = {key: tensor.numpy() for key, tensor in module.items()}
                 digests[name] = folder.save_model(arrays, name)
+        files = client_files(client_names(record))
+        for client, module in client_models:
+            arrays = {key: tensor.numpy() for key, tensor in module.items()}
+            digests[files[client]] = folder.save_model(arrays, files[client])
         record = replace(record, digests=digests)
     if folder.rows_were_restored:
         record = replace(record, warnings=[*record.warnings, _ROWS_RESTORED])

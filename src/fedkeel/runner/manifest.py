@@ -89,6 +89,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         ),
         adversary="" if prepared.attack is None else prepared.attack.description,
         judges="personal" if prepared.judges_personal_models else "global",
+        client_parameters=prepared.client_parameters,
         new_clients=new_clients(settings.cohort, len(prepared.clients), settings.seed).tolist(),
         data=_data_record(prepared),
         partition=PartitionRecord.of(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedkeel.errors import RunError, did_you_mean
 from fedkeel.records.baselines import LOCAL
+from fedkeel.records.client_models import client_file, no_single_model
 from fedkeel.records.files import file_digest
 from fedkeel.records.folder import BEST_MODEL
 from fedkeel.records.rows import RoundRecord
@@ -34,6 +36,8 @@ class Result:
         module: the whole state dict of the user's module with these, frozen parameters and all.
         folder: the run folder, None for a run in memory.
         best_module: as `module`, of the round `record.best_model`; None where it is on disk only.
+        client_modules: as `module`, of each client that has a model of its own, by the name of the
+            file that a run folder has of it; empty where they are on disk, or were not kept.
     """
 
     record: RunRecord
@@ -43,6 +47,7 @@ class Result:
     module: Tree
     folder: Path | None = None
     best_module: Tree | None = None
+    client_modules: Mapping[str, Tree] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         record, done = self.record, self.rows[-1].round if self.rows else 0
@@ -86,7 +91,8 @@ class Result:
         and buffers, which are the initial ones where clients' were not averaged.
 
         Raises:
-            RunError: each client has a model of its own, as in the baseline `local`.
+            RunError: no single model has all that was trained: each client keeps parameters of its
+                own, as in the baseline `local` and in `fedper`. See `client_model`.
         """
         self._check_model()
         return {name: tensor.clone() for name, tensor in self.module.items()}
@@ -112,10 +118,31 @@ class Result:
                 "The run has no best model.",
                 got="no scored round" if path is None else f"no {path}",
             )
-        digest = self.record.digests.get(BEST_MODEL)  # versions before 0.2 wrote none
-        if digest is not None and file_digest(path) != digest:
-            raise RunError(f"{path} has changed since the run ended.")
-        return dict(load_file(path))
+        return _read(path, self.record.digests.get(BEST_MODEL))
+
+    def client_model(self, client: str) -> dict[str, Tensor]:
+        """Return a client's own model for ``module.load_state_dict(...)``; a copy.
+
+        It is the model after the last round with which the client is scored: with the parameters
+        that the client keeps, its second model, or what fine-tuning made of the global model.
+        ``engine.client_models`` says whether a run keeps them.
+
+        Args:
+            client: name of the client; its number, as a text, where clients have no names.
+
+        Raises:
+            RunError: there is no such client, it has no model of its own or has never taken part,
+                or the file is gone or has changed.
+        """
+        record = self.record
+        if self.client_modules:  # in memory: what a folder's digests name
+            record = replace(record, digests=dict.fromkeys(self.client_modules, ""))
+        name = client_file(record, client)
+        if name in self.client_modules:
+            return {key: tensor.clone() for key, tensor in self.client_modules[name].items()}
+        if self.folder is None:
+            raise RunError(f"The model of client {client!r} was not kept.")
+        return _read(self.folder / name, record.digests[name])
 
     def scores(self, metric: str | None = None) -> list[tuple[int, float]]:
         """Return (rounds completed, value on the test set) of every evaluated round.
@@ -146,12 +173,11 @@ class Result:
         ]
 
     def _check_model(self) -> None:
-        if self.record.method == LOCAL:
-            raise RunError(
-                f"A run of {self.record.method!r} has no single model.",
-                why="each client has trained its own",
-                do="take the model of another method",
-            )
+        record = self.record
+        is_own = record.method == LOCAL or record.client_parameters or record.judges == "personal"
+        if is_own and not self.module:
+            digests = {**self.record.digests, **dict.fromkeys(self.client_modules, "")}
+            raise no_single_model(replace(record, digests=digests))
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:
@@ -167,3 +193,12 @@ class Result:
     def last(self) -> float:
         """The test score after the last round."""
         return self.scores()[-1][1]
+
+
+def _read(path: Path, digest: str | None) -> dict[str, Tensor]:
+    """Read a model that has to be as it was written; versions before 0.2 wrote no digest."""
+    if not path.exists():
+        raise RunError(f"There is no {path}.", do="take the folder as the run has left it")
+    if digest is not None and file_digest(path) != digest:
+        raise RunError(f"{path} has changed since the run ended.")
+    return dict(load_file(path))

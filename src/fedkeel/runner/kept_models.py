@@ -1,0 +1,42 @@
+"""The clients' own models, which a run leaves when it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedkeel.engine.base import Engine, ServerModel
+from fedkeel.engine.prepared import Prepared
+from fedkeel.method.round_values import Server
+from fedkeel.tree import Tree, nbytes
+
+MOST_BYTES = 256 * 1024**2
+"""Bytes of all clients' models together that are kept without being asked for."""
+
+
+def client_models(engine: Engine, prepared: Prepared, server: Server) -> Iterator[tuple[int, Tree]]:
+    """Yield each client that has a model of its own, with the state dict of the module.
+
+    A client that has never taken part has none where it would have untrained parameters.
+
+    Args:
+        engine: keeps what clients keep.
+        prepared: the run.
+        server: after the last round.
+    """
+    if not _are_kept(prepared):
+        return
+    setup, network = prepared.setup, prepared.setup.training.network
+    model = ServerModel(server.params, server.buffers, server.round)
+    for client in range(len(setup.federation)):
+        if prepared.is_whole or engine.client_state(client) is not None:
+            yield client, network.state_dict(*engine.personal_model(setup, model, client))
+
+
+def _are_kept(prepared: Prepared) -> bool:
+    """Return whether the run leaves its clients' models."""
+    choice, plan = prepared.settings.engine.client_models, prepared.plan
+    is_same = prepared.is_whole and not plan.has_personal_models
+    if choice == "none" or is_same or plan.personal_prediction is not None:
+        return False
+    one = nbytes(dict(prepared.setup.training.network.initial_state()))
+    return choice == "all" or one * len(prepared.setup.federation) <= MOST_BYTES
