@@ -60,7 +60,7 @@ def test_the_experiment_runs_and_its_model_is_used(
     random = np.random.default_rng(0)
     x, y = random.normal(size=(120, 3)), random.choice(["well", "ill"], 120)
     lines = [
-        f"{a},{b},{c},{label},{'north' if i % 3 else 'south'},Pat {i}"
+        f"{a},{b},{c},{label},{'north' if i % 9 >= 3 else 'south'},Pat {i // 3}"
         for i, ((a, b, c), label) in enumerate(zip(x, y, strict=True))
     ]
     Path("hospital.csv").write_text("\n".join(["age,dose,size,label,hospital,patient", *lines]))

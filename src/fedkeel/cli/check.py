@@ -38,6 +38,9 @@ def check(
         f"data         {' + '.join(data.sources)}: {data.train} training and "
         f"{counted(data.test, 'test example')}, {counted(data.classes, 'class')}"
     )
+    if data.test_groups:
+        values = f"{counted(data.test_groups, 'value')} of {data.grouped_by!r}"
+        print(f"test set     all examples of {values}")
     print(f"partition    {record.partition.says or record.partition.kind}")
     print(
         f"model        {model.name}, {model.parameters:,} parameters, "

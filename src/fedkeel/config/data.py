@@ -145,6 +145,13 @@ class Partition(Kinds):
             for each client; for ``iid``, ``classes`` and ``dirichlet_prior``.
         sigma: deviation of the logarithm of the size, for ``power``.
         holdout: share of each client's examples kept aside to evaluate that client on.
+        holdout_by: name of the column or array that says what belongs together, such as
+            ``patient``: whatever is kept aside, for `holdout` and for testing
+            (`data.test_fraction`), is kept aside in whole groups of one value. It is no input. Of
+            several sources each has groups of its own.
+        stratify: whether `holdout` keeps the share of each class, and at least one example of each
+            that a client has two of; with `holdout_by` as nearly as whole groups allow. A test set
+            is always drawn so.
         seed: seed of the partition; None takes the run's seed.
     """
 
@@ -166,6 +173,8 @@ class Partition(Kinds):
     sizes: Literal["equal", "power"] | tuple[int, ...] = "equal"
     sigma: float = Field(2.0, gt=0.0)
     holdout: float = Field(0.0, ge=0.0, lt=1.0)
+    holdout_by: str | None = Field(None, min_length=1)
+    stratify: bool = False
     seed: int | None = Field(None, ge=0)
 
     belongs: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -188,4 +197,6 @@ class Partition(Kinds):
             raise ValueError(f"'sizes' has {len(self.sizes)} entries for {self.clients} clients")
         if self.sigma != type(self).model_fields["sigma"].default and self.sizes != "power":
             raise ValueError("'sigma' is for sizes = \"power\"")
+        if self.stratify and not self.holdout:
+            raise ValueError("'stratify' needs 'holdout', the share that is held out")
         return self

@@ -55,6 +55,9 @@ class Dataset:
         source: [N] index into `sources`, or None where there is one source.
         clients: names of the clients that the data itself gives, empty where it gives none.
         client: [N] index into `clients`, or None.
+        grouped_by: what a group is called, such as ``patient``; empty where there are no groups.
+        group: [N] number of the group of each example, which is held out as a whole, -1 for test
+            examples that name none; or None.
         label_names: Y names for the labels, empty where they are just numbers.
         columns: names of the inputs of a table, in their order; empty of anything else.
         scale: mean and deviation that were taken off the inputs and that they were divided by: one
@@ -75,6 +78,8 @@ class Dataset:
     source: Ints | None = None
     clients: tuple[str, ...] = ()
     client: Ints | None = None
+    grouped_by: str = ""
+    group: Ints | None = None
     label_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     scale: ScalePair | None = None
@@ -131,6 +136,7 @@ class Dataset:
             y=rows_of(self.y, rows),
             source=None if self.source is None else self.source[rows],
             client=None if self.client is None else self.client[rows],
+            group=None if self.group is None else self.group[rows],
             counts=None if self.counts is None else self.counts[rows],
         )
 
@@ -143,6 +149,7 @@ class Dataset:
             y=rows_of(self.y, index),
             source=None if self.source is None else self.source[rows],
             client=None if self.client is None else self.client[rows],
+            group=None if self.group is None else self.group[rows],
             counts=None if self.counts is None else self.counts[rows],
         )
 

@@ -12,11 +12,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation_html import federation_html
+from fedkeel.data.hold_out import set_aside
 from fedkeel.data.user_arrays import as_rows, check_in_memory
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, counted
 from fedkeel.records.histogram import Histogram
 from fedkeel.rng import generator
 
@@ -133,16 +136,33 @@ class Federation:
             holdout_offsets=offsets,
         )
 
-    def hold_out(self, fraction: float, seed: int) -> Federation:
+    def hold_out(self, fraction: float, seed: int, by_class: bool = False) -> Federation:
         """Return the federation with a share of each client's rows kept aside for evaluation.
 
         Every client keeps at least one example to train on; floor(fraction * size) are held out,
         drawn without replacement, one client after the other from the stream (seed, "holdout").
+        Where the data have groups, whole groups are held out, see `hold_out.set_aside`.
+
+        Args:
+            fraction: share of the examples, in (0, 1).
+            seed: where the draw comes from.
+            by_class: whether each class of a client is held out in this share.
+
+        Raises:
+            DataError: there are no classes; or no client has two groups.
         """
         kept, held = [], []
         random = generator(seed, "holdout")
+        aside = None
+        if by_class or self.data.group is not None:
+            aside = self._set_aside(fraction, random, by_class)
         for k in range(len(self)):
             rows = self.client(k)
+            if aside is not None:
+                is_held = aside[self.offsets[k] : self.offsets[k + 1]]
+                held.append(rows[is_held])
+                kept.append(rows[~is_held])
+                continue
             count = min(math.floor(fraction * len(rows) + 1e-9), len(rows) - 1)
             order = random.permutation(len(rows))
             held.append(rows[np.sort(order[:count])])
@@ -156,6 +176,30 @@ class Federation:
             holdout_rows=holdout_rows,
             holdout_offsets=holdout_offsets,
         )
+
+    def _set_aside(self, fraction: float, random: Generator, by_class: bool) -> NDArray[np.bool_]:
+        """Return [M] which entries of `rows` are held out, by class or in whole groups."""
+        data = self.data
+        if by_class and not data.has_labels:
+            raise DataError(
+                "Examples are held out by class, and these have no classes.",
+                got="partition.stratify = true",
+                do="leave stratify out",
+            )
+        strata = data.labels if by_class else np.zeros(len(data), dtype=np.int64)
+        group = None if data.group is None else data.group[self.rows]
+        aside = set_aside(strata[self.rows], self.offsets, fraction, random, group)
+        if group is not None and not aside.any():
+            name = data.grouped_by
+            raise DataError(
+                f"Nothing can be held out by {name!r}: no client has two of them to divide"
+                + (", of one class each." if by_class else "."),
+                got=f"{len(np.unique(group)):,} different at {counted(len(self), 'client')}",
+                why="all examples of one are on the same side, and each client has to train",
+                do="leave holdout out, and judge the model on whole clients that never train: "
+                "evaluation.new_clients",
+            )
+        return aside
 
 
 def concatenate_rows(lists: Sequence[Ints]) -> tuple[Ints, Ints]:

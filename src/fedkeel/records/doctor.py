@@ -99,6 +99,7 @@ class DoctorRecord:
         trial_rounds: rounds of a trial of the second stage.
         validation_examples: examples that runs are scored on, which they do not train on.
         judges_personal: whether the clients' personal models are judged.
+        held_out_by: what these are whole groups of, such as ``patient``; "" where there are none.
         score: the metric by which models are judged.
         findings: answers, in the order of the page.
         advised: the three methods with the best trials, the best first.
@@ -122,6 +123,7 @@ class DoctorRecord:
     trial_rounds: int
     validation_examples: int
     judges_personal: bool = False
+    held_out_by: str = ""
     score: MetricInfo = ACCURACY
     findings: tuple[Finding, ...] = ()
     advised: tuple[Advice, ...] = ()

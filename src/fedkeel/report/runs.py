@@ -18,7 +18,15 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.report.formatting import format_setting
 from fedkeel.report.summary import MethodSummary, RunSummary, summarise
 
-_PARTITION_SETTINGS = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
+_PARTITION_SETTINGS = (
+    "clients",
+    "alpha",
+    "min_size",
+    "classes_per_client",
+    "sigma",
+    "holdout",
+    "holdout_by",
+)
 """Settings of a partition; the rest of its record follows from them and the seed."""
 
 

@@ -118,10 +118,11 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
 
 def _data_record(prepared: Prepared) -> DataRecord:
     setup, data = prepared.setup, prepared.setup.federation.data
+    test = setup.test
     return DataRecord(
         sources=list(data.sources),
         train=len(setup.federation.rows),
-        test=setup.test.example_count,
+        test=test.example_count,
         classes=data.classes,
         label_names=list(data.label_names),
         columns=list(data.columns),
@@ -130,6 +131,8 @@ def _data_record(prepared: Prepared) -> DataRecord:
         client_scales={k: Scale(*map(list, pair)) for k, pair in data.client_scales.items()},
         shape=list(data.shape) if isinstance(data.shape, tuple) else [],
         inputs={k: list(v) for k, v in data.shape.items()} if isinstance(data.shape, dict) else {},
+        grouped_by=data.grouped_by,
+        test_groups=0 if test.group is None else len(np.unique(test.group[test.group >= 0])),
         fingerprint=prepared.data_digest,
     )
 

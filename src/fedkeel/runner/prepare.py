@@ -85,7 +85,7 @@ def gather(experiment: config.Experiment) -> Ingredients:
         DataError: the data cannot be found, read or used.
         ModelError: there is no such model, or it cannot be made.
     """
-    return ingredients(experiment, *load_any(experiment.data))
+    return ingredients(experiment, *load_any(experiment.data, experiment.partition.holdout_by))
 
 
 def ingredients(experiment: config.Experiment, train: Dataset, test: Dataset) -> Ingredients:

@@ -12,9 +12,8 @@ from fedkeel import config
 from fedkeel.config.base import Kinds
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
-from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.identifiers import is_number
-from fedkeel.data.values import rows_of, tensors_of
+from fedkeel.data.values import rows_of
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
@@ -28,6 +27,7 @@ from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
 from fedkeel.privacy.budget import weak_points
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
+from fedkeel.runner.split_warnings import is_from_catalogue, split_warnings
 from fedkeel.task.losses import OF_QUANTITIES
 from fedkeel.tree import nbytes, walk
 
@@ -39,12 +39,6 @@ ONE_SIDED = 0.8
 
 MANY_CLASSES, FEW_EXAMPLES = 20, 20
 """Classes without names, and examples for each, from which labels look like quantities."""
-
-MAX_NUMBERS, MAX_EXAMPLES = 20_000_000, 100_000
-"""Size up to which the training set is compared with the test set; this takes 0.25 s."""
-
-SHARED = 0.1
-"""Share of the test examples that are training examples too, from which there is a warning."""
 
 MUCH_MEMORY = 1_000_000_000
 """Bytes of a part's server memory from which there is a warning."""
@@ -66,9 +60,9 @@ def find_warnings(prepared: Prepared) -> list[str]:
         _parameters_that_are_missed(prepared),
         values_not_seen(prepared),
         *_label_warnings(prepared),
-        _test_examples_in_training(data, prepared.setup.test),
+        *split_warnings(federation, prepared.setup.test),
         *_names_that_nearly_agree(federation),
-        _nothing_held_out(federation) or _judged_on_training_examples(prepared),
+        _judged_on_training_examples(prepared),
         _unscaled_columns(data) or _swapped_series_axes(data),
         _softmax_before_loss(prepared),
         _generator_that_is_set(prepared),
@@ -204,46 +198,12 @@ def _labels_that_look_like_quantities(data: Dataset) -> str:
     """Return a warning where numbers are taken for classes of which each has few examples."""
     used = len(data.used_labels)
     names = [name for name in data.label_names if not is_number(name)]
-    if names or _is_from_catalogue(data) or used < MANY_CLASSES or len(data) >= FEW_EXAMPLES * used:
+    if names or is_from_catalogue(data) or used < MANY_CLASSES or len(data) >= FEW_EXAMPLES * used:
         return ""
     return (
         f"{len(data):,} training examples have {used} different numbers for labels: are they a "
         "quantity? Each number is learned as a separate class; divide a quantity into a few classes"
     )
-
-
-def _is_from_catalogue(data: Dataset) -> bool:
-    """Return whether all of the data come from the catalogue."""
-    return all(source in SOURCES for source in data.sources)
-
-
-def _test_examples_in_training(data: Dataset, test: Dataset) -> str:
-    """Return a warning where test examples are trained on, number for number."""
-    numbers = (sum(t.numel() for t in tensors_of(part.x)) for part in (data, test))
-    is_large = max(numbers) > MAX_NUMBERS or max(len(data), len(test)) > MAX_EXAMPLES
-    types = ([t.dtype for t in tensors_of(part.x)] for part in (data, test))
-    if (
-        is_large
-        or _is_from_catalogue(data)
-        or data.shape != test.shape
-        or next(types) != next(types)
-    ):
-        return ""
-    trained = set(_example_digests(data))
-    count = sum(row in trained for row in _example_digests(test))
-    if count < SHARED * len(test) or not count:
-        return ""
-    return (
-        f"{count:,} of {counted(len(test), 'test example')} are among those that are trained on, "
-        "number for number: accuracy on them says little about new ones"
-    )
-
-
-def _example_digests(data: Dataset) -> Iterator[int]:
-    """Yield a digest of each example with its target."""
-    tensors = (*tensors_of(data.x), *tensors_of(data.y))
-    for row in zip(*(t.reshape(len(data), -1).numpy() for t in tensors), strict=True):
-        yield hash(tuple(part.tobytes() for part in row))
 
 
 def _names_that_nearly_agree(federation: Federation) -> Iterator[str]:
@@ -269,15 +229,6 @@ def _are_plain_numbers(names: Sequence[str]) -> bool:
     digits = "".join(names)
     with_zero = [name for name in names if name[:1] in ("0", "")]
     return digits.isascii() and digits.isdecimal() and with_zero in ([], ["0"])
-
-
-def _nothing_held_out(federation: Federation) -> str:
-    """Return a warning where no client is large enough to hold anything out."""
-    if federation.holdout_rows is None or len(federation.holdout_rows):
-        return ""
-    return (
-        "no client has enough examples to hold any out (holdout), so none is evaluated on its own"
-    )
 
 
 def _judged_on_training_examples(prepared: Prepared) -> str:

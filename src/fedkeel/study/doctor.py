@@ -140,6 +140,7 @@ def _examine(
         trial_rounds=length,
         validation_examples=len(parts.test),
         judges_personal=is_personal,
+        held_out_by=federation.data.grouped_by,
         score=results.score,
         findings=findings(measured),
         advised=tuple(advised),

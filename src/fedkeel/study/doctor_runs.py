@@ -110,7 +110,9 @@ def held_out(settings: RunSettings, ingredients: Ingredients) -> Ingredients:
         federation = ingredients.clients(seed)
         if federation.holdout_rows is not None and len(federation.holdout_rows):
             federation = replace(federation, holdout_rows=None, holdout_offsets=None)
-        return replace(federation.hold_out(HOLDOUT, seed), test=None)
+        return replace(
+            federation.hold_out(HOLDOUT, seed, bool(federation.how.get("stratify"))), test=None
+        )
 
     rows = clients(settings.seed).holdout_rows
     if rows is None or not len(rows):

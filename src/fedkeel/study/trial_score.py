@@ -92,7 +92,7 @@ class TrialScore:
 
 
 def _hold_out(federation: Federation, share: float, seed: int) -> Federation:
-    divided = federation.hold_out(share, seed)
+    divided = federation.hold_out(share, seed, bool(federation.how.get("stratify")))
     count = 0 if divided.holdout_rows is None else len(divided.holdout_rows)
     if count == 0:
         raise DataError(

@@ -15,15 +15,23 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedkeel.config import Partition, build
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation import Federation, concatenate_rows
+from fedkeel.data.ids import as_ids, distinct
 from fedkeel.data.partition.recipes import divide
-from fedkeel.data.read.user_data import Array, Examples, Reading, dataset, read_clients
+from fedkeel.data.read.user_data import (
+    Array,
+    Examples,
+    GroupIds,
+    Reading,
+    dataset,
+    read_clients,
+)
 from fedkeel.data.user_arrays import check_in_memory
-from fedkeel.errors import DataError, did_you_mean
+from fedkeel.errors import DataError, counted, did_you_mean
 
 
 def iid(
@@ -35,6 +43,8 @@ def iid(
     sizes: Literal["equal", "power"] | Sequence[int] = "equal",
     sigma: float = 2.0,
     holdout: float = 0.0,
+    holdout_by: GroupIds = None,
+    stratify: bool = False,
     seed: int = 0,
     classes: int | None = None,
     tokens: bool = False,
@@ -49,6 +59,9 @@ def iid(
         sizes: ``equal``, ``power`` (log-normal), or one number for each client.
         sigma: deviation of the logarithm of the size, for ``power``.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        holdout_by: [N] what belongs together, such as the patient of each example, which is held
+            out as a whole; or the name of the column that says so, which is then no input.
+        stratify: whether `holdout` keeps the share of each class of a client.
         seed: seed of the partition.
         target: name of the column or key of the labels, where `x` holds them.
         classes: number of classes; the largest label + 1 where it is not given.
@@ -58,8 +71,9 @@ def iid(
     array([1, 1, 1])
     """
     more = {"sizes": _sizes(sizes), "sigma": sigma}
-    data = dataset(x, y, target=target, classes=classes, tokens=tokens)
-    return _divide("iid", data, seed, holdout, clients=clients, **more)
+    held = {"holdout": holdout, "stratify": stratify}
+    data = dataset(x, y, target=target, group=holdout_by, classes=classes, tokens=tokens)
+    return _divide("iid", data, seed, held, clients=clients, **more)
 
 
 def dirichlet(
@@ -71,6 +85,8 @@ def dirichlet(
     target: str | None = None,
     min_size: int = 1,
     holdout: float = 0.0,
+    holdout_by: GroupIds = None,
+    stratify: bool = False,
     seed: int = 0,
     classes: int | None = None,
     tokens: bool = False,
@@ -85,14 +101,18 @@ def dirichlet(
         alpha: concentration, > 0; small is strongly non-IID.
         min_size: smallest number of examples of a client.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        holdout_by: [N] what belongs together, such as the patient of each example, which is held
+            out as a whole; or the name of the column that says so, which is then no input.
+        stratify: whether `holdout` keeps the share of each class of a client.
         seed: seed of the partition.
         target: name of the column or key of the labels, where `x` holds them.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
     """
     more = {"clients": clients, "alpha": alpha, "min_size": min_size}
-    data = dataset(x, y, target=target, classes=classes, tokens=tokens)
-    return _divide("dirichlet", data, seed, holdout, **more)
+    held = {"holdout": holdout, "stratify": stratify}
+    data = dataset(x, y, target=target, group=holdout_by, classes=classes, tokens=tokens)
+    return _divide("dirichlet", data, seed, held, **more)
 
 
 def by_classes(
@@ -105,6 +125,8 @@ def by_classes(
     sizes: Literal["equal", "power"] | Sequence[int] = "equal",
     sigma: float = 2.0,
     holdout: float = 0.0,
+    holdout_by: GroupIds = None,
+    stratify: bool = False,
     seed: int = 0,
     classes: int | None = None,
     tokens: bool = False,
@@ -120,6 +142,9 @@ def by_classes(
         sizes: ``equal``, ``power`` (log-normal), or one number for each client.
         sigma: deviation of the logarithm of a share, for ``power``.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        holdout_by: [N] what belongs together, such as the patient of each example, which is held
+            out as a whole; or the name of the column that says so, which is then no input.
+        stratify: whether `holdout` keeps the share of each class of a client.
         seed: seed of the partition.
         target: name of the column or key of the labels, where `x` holds them.
         classes: number of classes; the largest label + 1 where it is not given.
@@ -130,8 +155,9 @@ def by_classes(
            [0, 1]])
     """
     more = {"sizes": _sizes(sizes), "sigma": sigma, "classes_per_client": k}
-    data = dataset(x, y, target=target, classes=classes, tokens=tokens)
-    return _divide("classes", data, seed, holdout, clients=clients, **more)
+    held = {"holdout": holdout, "stratify": stratify}
+    data = dataset(x, y, target=target, group=holdout_by, classes=classes, tokens=tokens)
+    return _divide("classes", data, seed, held, clients=clients, **more)
 
 
 def by_client(
@@ -141,6 +167,8 @@ def by_client(
     *,
     target: str | None = None,
     holdout: float = 0.0,
+    holdout_by: GroupIds = None,
+    stratify: bool = False,
     seed: int = 0,
     classes: int | None = None,
     tokens: bool = False,
@@ -153,6 +181,9 @@ def by_client(
         y: [N] labels from 0.
         client_ids: [N] names or numbers; clients are in their order.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        holdout_by: [N] what belongs together, such as the patient of each example, which is held
+            out as a whole; or the name of the column that says so, which is then no input.
+        stratify: whether `holdout` keeps the share of each class of a client.
         seed: seed of the hold-out.
         target: name of the column or key of the labels, where `x` holds them.
         classes: number of classes; the largest label + 1 where it is not given.
@@ -164,11 +195,11 @@ def by_client(
     >>> by_client([[0.0], [1.0], [2.0]], [0, 1, 0], ["b", "a", "b"]).names
     ('a', 'b')
     """
-    data = dataset(x, y, target=target, classes=classes, tokens=tokens)
-    ids = _ids(client_ids, len(data))
-    names, client = _distinct(ids)
+    held = {"holdout": holdout, "stratify": stratify}
+    data = dataset(x, y, target=target, group=holdout_by, classes=classes, tokens=tokens)
+    names, client = distinct(as_ids(client_ids, len(data)))
     data = replace(data, client=client, clients=tuple(map(str, names.tolist())))
-    return _divide("client", data, seed, holdout)
+    return _divide("client", data, seed, held)
 
 
 def from_clients(
@@ -181,6 +212,8 @@ def from_clients(
     missing: Literal["refuse", "mean", "indicator"] = "refuse",
     normalize: Literal["none", "standardize", "client", "pixels"] = "none",
     holdout: float = 0.0,
+    holdout_by: GroupIds = None,
+    stratify: bool = False,
     seed: int = 0,
     classes: int | None = None,
     tokens: bool = False,
@@ -206,6 +239,10 @@ def from_clients(
             the training examples of all clients, ``client`` at each client by its own; see
             `fedkeel.config.Data`.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        holdout_by: what belongs together, such as the patient of each example, which is held out
+            as a whole: an array for each client, by name or in a list; one array for all clients
+            in their order; or the name of the column that says so, which is then no input.
+        stratify: whether `holdout` keeps the share of each class of a client.
         seed: seed of the hold-out.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
@@ -233,12 +270,61 @@ def from_clients(
             f"'test' names a client {unknown[0]!r} that trains on nothing.",
             do=did_you_mean(unknown[0], named),
         )
-    reading = Reading(target, drop, categories, missing, normalize, classes, tokens)
+    column = holdout_by if isinstance(holdout_by, str) else None
+    reading = Reading(target, drop, categories, missing, normalize, classes, tokens, column)
     data, count = read_clients(named, tests, reading)
-    made = _divide("client", data.part(slice(None, count)), seed, holdout)
+    if holdout_by is not None and column is None:
+        data = replace(data, grouped_by="group", group=_groups(holdout_by, named, data, count))
+    held = {"holdout": holdout, "stratify": stratify}
+    made = _divide("client", data.part(slice(None, count)), seed, held)
     if normalize != "none":
         made = replace(made, how={**made.how, "normalize": normalize})
     return made if not tests else _with_test(made, data, data.part(slice(count, None)))
+
+
+def _groups(given: GroupIds, clients: Mapping[str, Examples], data: Dataset, count: int) -> Ints:
+    """Return [N] the groups of the examples of all clients; test examples name none: -1.
+
+    Args:
+        given: the groups of each client's training examples, by its name or in a list; or of all.
+        clients: the clients by name.
+        data: the training examples, and then the test examples.
+        count: number of training examples.
+    """
+    group = np.full(len(data), -1, dtype=np.int64)
+    sizes = np.bincount(data.client_ids[:count], minlength=len(clients)).tolist()
+    names = list(clients)
+    if isinstance(given, Mapping):
+        named = {str(name): ids for name, ids in given.items()}
+        odd = sorted(set(named) ^ set(names))
+        if odd:
+            raise DataError(
+                f"holdout_by and the clients do not have the same names: {odd[0]!r}.",
+                expected="the groups of each client, by its name",
+                do=did_you_mean(odd[0], named if odd[0] in names else names),
+            )
+        lists = [named[name] for name in names]
+    elif isinstance(given, (list, tuple)) and all(map(_is_array, given)):
+        lists = list(given)
+        if len(lists) != len(names):
+            raise DataError(
+                "holdout_by has not one array for each client.",
+                got=f"{counted(len(lists), 'array')} for {counted(len(names), 'client')}",
+            )
+    else:
+        group[:count] = distinct(as_ids(given, count, "group"))[1]
+        return group
+    ids = [
+        as_ids(of_client, size, f"group of client {name!r}").astype(object)
+        for of_client, size, name in zip(lists, sizes, names, strict=True)
+    ]
+    numbers: dict[object, int] = {}
+    group[:count] = [numbers.setdefault(value, len(numbers)) for part in ids for value in part]
+    return group
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "__len__") and not isinstance(value, (str, bytes))
 
 
 def _by_name(clients: Mapping[str, Examples] | Sequence[Examples]) -> dict[str, Examples]:
@@ -271,65 +357,14 @@ def _with_test(made: Federation, data: Dataset, test: Dataset) -> Federation:
     return replace(made, data=data, how=how, holdout_rows=rows, holdout_offsets=offsets)
 
 
-def _ids(client_ids: ArrayLike | None, n: int) -> NDArray[Any]:
-    """Return [N] ids of one type that can be sorted, none of them missing."""
-    check_in_memory(client_ids, "The client ids")
-    if (
-        isinstance(client_ids, np.ndarray)
-        and not isinstance(client_ids, np.ma.MaskedArray)
-        and client_ids.shape == (n,)
-        and client_ids.dtype.kind in "iu"
-    ):
-        return client_ids  # whole numbers of one type, and none of them can be missing
-    ids = np.asarray(client_ids, dtype=object)
-    if isinstance(client_ids, np.ma.MaskedArray):
-        ids = ids.copy()
-        ids[np.ma.getmaskarray(client_ids)] = None
-    if ids.shape != (n,):
-        raise DataError(
-            "There must be one client id for each example.",
-            got=f"client ids of shape {ids.shape}",
-            expected=f"({n},)",
-        )
-    values = [v.item() if isinstance(v, np.integer) else v for v in ids.tolist()]
-    for row, value in enumerate(values):
-        if value is None or value != value:  # NaN is not itself
-            raise DataError(
-                "A client id is missing.",
-                got=f"{value} in row {row} (counted from 0)",
-                do="name a client for every example",
-            )
-    array = np.array(values)
-    if array.dtype.kind == "f" and any(a != b for a, b in zip(values, array.tolist(), strict=True)):
-        return np.array(values, dtype=object)  # floats would make one of several large numbers
-    return array
-
-
-def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], Ints]:
-    """Return the distinct ids, ascending, and [N] which of them each is.
-
-    Whole numbers of a narrow range are counted, which is much quicker than sorting them.
-    """
-    if ids.dtype.kind in "iu" and len(ids):
-        low, high = int(ids.min()), int(ids.max())
-        if high - low < 4 * len(ids):
-            wide = ids if ids.itemsize == 8 else ids.astype(np.int64)
-            place = (wide - wide.dtype.type(low)).astype(np.int64, copy=False)
-            occurs = np.bincount(place) > 0
-            names = np.flatnonzero(occurs).astype(wide.dtype) + wide.dtype.type(low)
-            return names, (np.cumsum(occurs) - 1)[place]
-    names, client = np.unique(ids, return_inverse=True)
-    return names, client.astype(np.int64)
-
-
 def _divide(
     kind: str,
     data: Dataset,
     seed: int,
-    holdout: float,
+    held: Mapping[str, Any],
     **more: Any,  # noqa: ANN401 - settings of the partition, checked by `build`
 ) -> Federation:
-    values = {"kind": kind, "holdout": holdout, "seed": seed, **more}
+    values = {"kind": kind, "seed": seed, **held, **more}
     plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
     return divide(data, build(Partition, plain, kind), seed)
 

@@ -37,6 +37,8 @@ def from_hf(
     categories: Sequence[str] | Mapping[str, Sequence[str]] = (),
     missing: str = "refuse",
     holdout: float = 0.0,
+    holdout_by: str | None = None,
+    stratify: bool = False,
     seed: int = 0,
 ) -> Federation:
     """Divide a data set of Hugging Face among clients, in one of three ways.
@@ -60,6 +62,9 @@ def from_hf(
         categories: columns of a table that hold categories; see `fedkeel.config.Data`.
         missing: what becomes of missing values of a table; see `fedkeel.config.Data`.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        holdout_by: name of the column that says what belongs together, such as the patient, which
+            is held out as a whole; it is no input.
+        stratify: whether `holdout` keeps the share of each class of a client.
         seed: seed of the partition and of the hold-out.
 
     Raises:
@@ -81,13 +86,14 @@ def from_hf(
         named = tokenizer if isinstance(tokenizer, str) else None
         settings = Text(column=text, tokenizer=named, length=length)
         tokenizer = None if isinstance(tokenizer, str) else tokenizer
-    columns = Columns(target, client, drop, categories, missing, settings, tokenizer)
+    columns = Columns(target, client, holdout_by, drop, categories, missing, settings, tokenizer)
     if partitioner is not None:
-        return _by_partitioner(splits, partitioner, columns, holdout, seed)
+        return _by_partitioner(splits, partitioner, columns, (holdout, seed, stratify))
     if partition is None:
-        partition = {"kind": "client", "holdout": holdout}
+        partition = {"kind": "client"}
     if isinstance(partition, Mapping):
-        partition = build(Partition, {"holdout": holdout, **partition}, "partition")
+        held = {"holdout": holdout, "stratify": stratify}
+        partition = build(Partition, {**held, **partition}, "partition")
     train, test = train_and_test(splits, columns)
     return replace(divide(train, partition, seed), test=test)
 
@@ -96,8 +102,7 @@ def _by_partitioner(
     splits: Mapping[str, Any],
     partitioner: Any,  # noqa: ANN401
     columns: Columns,
-    holdout: float,
-    seed: int,
+    held: tuple[float, int, bool],
 ) -> Federation:
     """Return the clients that a partitioner of flwr-datasets makes of the training split."""
     missing = [n for n in ("load_partition", "num_partitions") if not hasattr(partitioner, n)]
@@ -116,4 +121,4 @@ def _by_partitioner(
     ]
     how = {"kind": "flwr-datasets", "says": type(partitioner).__name__}
     clients = federation(train, lists, how=how)
-    return replace(clients.hold_out(holdout, seed) if holdout else clients, test=test)
+    return replace(clients.hold_out(*held) if held[0] else clients, test=test)

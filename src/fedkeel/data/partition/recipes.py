@@ -35,7 +35,7 @@ from fedkeel.data.partition.dirichlet import (
     dirichlet_prior,
 )
 from fedkeel.data.values import shape_text
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, counted
 from fedkeel.rng import generator
 
 __all__ = [
@@ -242,7 +242,8 @@ def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
 
     Returns:
         The federation. Its `how` holds kind, clients, seed, the settings that mattered, attempts
-        (for ``dirichlet``), examples, unassigned, holdout, held_out, and `says`, all in one line.
+        (for ``dirichlet``), examples, unassigned, holdout, held_out, and `says`, all in one line;
+        and, where they are set, holdout_by and stratify.
 
     Raises:
         DataError: the data cannot be divided so, or a client would have no examples.
@@ -258,7 +259,7 @@ def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
         clients = federation(data, lists)
     unassigned = len(data) - len(clients.rows)
     if settings.holdout > 0:
-        clients = clients.hold_out(settings.holdout, seed)
+        clients = clients.hold_out(settings.holdout, seed, settings.stratify)
     held = 0 if clients.holdout_rows is None else len(clients.holdout_rows)
     how = {
         "kind": settings.kind,
@@ -269,6 +270,8 @@ def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
         "unassigned": unassigned,
         "holdout": settings.holdout,
         "held_out": held,
+        **({"holdout_by": data.grouped_by} if data.grouped_by else {}),
+        **({"stratify": True} if settings.stratify else {}),
     }
     return replace(clients, how={**how, "says": _say(clients, how)})
 
@@ -336,9 +339,16 @@ def _say(made: Federation, how: dict[str, Any]) -> str:
     words += f"{_range(sizes)} example{'s' * bool(sizes.max() > 1)}"
     words += f" (median {np.median(sizes):g})" if sizes.min() < sizes.max() else ""
     words += f", {_range(spread)} class{'es' * bool(spread.max() > 1)} each"
-    for count, what in ((how["unassigned"], "unassigned"), (how["held_out"], "held out")):
+    held_out = "held out" + (" by class" if "stratify" in how else "")
+    if made.data.group is not None and made.holdout_rows is not None:
+        held_out += _of_groups(made.data.group[made.holdout_rows], how["holdout_by"])
+    for count, what in ((how["unassigned"], "unassigned"), (how["held_out"], held_out)):
         words += f", {count} more {what}" if count else ""
     return words
+
+
+def _of_groups(group: Ints, name: str) -> str:
+    return f", the whole of {counted(len(np.unique(group)), 'value')} of {name!r}"
 
 
 def _range(values: Ints) -> str:

@@ -31,6 +31,7 @@ def read_arrays(
     client: str | None,
     train: RawExamples | None = None,
     is_quantity: bool = False,
+    group: str | None = None,
 ) -> RawExamples:
     """Read an ``.npz`` file with an array ``x`` of inputs and one of labels or quantities.
 
@@ -40,6 +41,7 @@ def read_arrays(
         client: name of the array of clients, None where there is none. Test data may do without.
         train: the training data, where test data is read.
         is_quantity: whether the array of labels holds quantities, [N] or [N, D], instead.
+        group: name of the array of groups that are held out as wholes, as `client`.
 
     Returns:
         Inputs [N, ...]. Bytes with three axes or four are images: [N, H, W], or [N, H, W, C] and
@@ -51,12 +53,12 @@ def read_arrays(
     """
     try:
         with path.open("rb") as file:
-            read = _read(path, file, label, client, train is not None)
+            read = _read(path, file, (label, client, group), train is not None)
     except FedkeelError:
         raise
     except Exception as error:  # numpy, zipfile and zlib raise nearly anything at a damaged file
         raise unreadable_file(path, first_line(error), _NPZ) from None
-    (_, x), *named = read
+    (_, x), *named = ((name, array) for name, array in read.values())
     for name, array in named:
         axes = (1, 2) if is_quantity and name == named[0][0] else (1,)
         if array.ndim not in axes or x.ndim < 2 or len(x) != len(array):
@@ -68,15 +70,17 @@ def read_arrays(
             )
     if x.dtype.kind not in "biuf":
         raise DataError(f"{path}: x does not hold numbers.", got=x.dtype, expected="numbers")
-    (target_name, target), *others = named
-    clients = [encode_array(path, name, array) for name, array in others]
+    target_name, target = read["label"]
+    clients, groups = (
+        encode_array(path, *read[role]) if role in read else None for role in ("client", "group")
+    )
     if is_quantity and target.dtype.kind not in "biuf":
         raise DataError(
             f"{path}: {target_name} does not hold numbers.", got=target.dtype, expected="numbers"
         )
     labels = as_floats(target) if is_quantity else encode_array(path, target_name, target)
     inputs = _as_images(torch.from_numpy(x if x.dtype == np.uint8 else as_floats(x)))
-    return of_file(path, inputs, labels, clients[0] if clients else None, train)
+    return of_file(path, inputs, labels, clients, train, groups=groups)
 
 
 def read_inputs(path: Path) -> torch.Tensor:
@@ -105,22 +109,37 @@ def read_inputs(path: Path) -> torch.Tensor:
 
 
 def _read(
-    path: Path, file: BinaryIO, label: str, client: str | None, is_test: bool
-) -> list[tuple[str, NDArray[Any]]]:
-    """Return the arrays with their names: x, the labels, and the clients where there are any."""
+    path: Path, file: BinaryIO, keys: tuple[str, str | None, str | None], is_test: bool
+) -> dict[str, tuple[str, NDArray[Any]]]:
+    """Return name and array of ``x``, ``label``, and ``client`` and ``group`` where there are any.
+
+    Args:
+        path: the file, for messages.
+        file: the file.
+        keys: names of the arrays of labels, clients and groups.
+        is_test: whether it may do without the last two.
+    """
+    label, client, group = keys
     if file.read(len(npy_format.MAGIC_PREFIX)) == npy_format.MAGIC_PREFIX:
         raise unreadable_file(path, "a single array", _NPZ)
     with zipfile.ZipFile(file) as archive:
         present = [name.removesuffix(".npy") for name in archive.namelist()]
         if label == "label" and label not in present and "y" in present:
             label = "y"
-        if is_test and client not in present:
-            client = None
-        for name, setting in (("x", ""), (label, "data.label"), (client, "data.client")):
+        if is_test:
+            client = client if client in present else None
+            group = group if group in present else None
+        needed = {
+            "x": ("x", ""),
+            "label": (label, "data.label"),
+            "client": (client, "data.client"),
+            "group": (group, "partition.holdout_by"),
+        }
+        for name, setting in needed.values():
             if name is not None and name not in present:
                 raise missing(path, "array", name, present, setting)
-        names = [name for name in ("x", label, client) if name is not None]
-        return [(name, _read_array(path, name, archive)) for name in names]
+        names = {role: name for role, (name, _) in needed.items() if name is not None}
+        return {role: (name, _read_array(path, name, archive)) for role, name in names.items()}
 
 
 def _read_array(path: Path, name: str, archive: zipfile.ZipFile) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedkeel.config import Data, Text
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.read.load import check_augment, load
-from fedkeel.data.read.raw_examples import stratified_split
+from fedkeel.data.read.raw_examples import train_and_test_rows
 from fedkeel.data.read.user_data import dataset, like
 from fedkeel.data.user_objects import target_of
 from fedkeel.errors import DataError, did_you_mean
@@ -32,6 +32,7 @@ class Columns:
     Args:
         target: name of the target; None where its name says so.
         client: name of the column that says whose an example is; None where there is none.
+        group: name of the column of groups that are held out as wholes; None where there is none.
         drop: columns that are no inputs.
         categories: columns of a table that hold categories, with or without their names.
         missing: what becomes of missing values of a table; see `fedkeel.config.Data`.
@@ -42,6 +43,7 @@ class Columns:
 
     target: str | None = None
     client: str | None = None
+    group: str | None = None
     drop: Sequence[str] = ()
     categories: Sequence[str] | Mapping[str, Sequence[str]] = ()
     missing: str = "refuse"
@@ -49,25 +51,26 @@ class Columns:
     tokenizer: Any = None
 
 
-def load_any(settings: Data) -> tuple[Dataset, Dataset]:
+def load_any(settings: Data, group: str | None = None) -> tuple[Dataset, Dataset]:
     """Load the data that settings name, of Hugging Face or any other, as `load` does."""
     if isinstance(settings.source, str) and settings.source.startswith(PREFIX):
-        return load_hugging_face(settings)
+        return load_hugging_face(settings, group)
     if settings.text is not None:
         raise DataError(
             "data.text is for a data set of Hugging Face.",
             got=f"data.source = {settings.source!r}",
             do='name one: data.source = "hf:NAME", or take data.text away',
         )
-    return load(settings)
+    return load(settings, group=group)
 
 
-def load_hugging_face(settings: Data) -> tuple[Dataset, Dataset]:
+def load_hugging_face(settings: Data, group: str | None = None) -> tuple[Dataset, Dataset]:
     """Load the data set that ``data.source = "hf:NAME"`` names.
 
     Args:
         settings: see `fedkeel.config.Data`. Where the data set has no test split, all runs draw the
             same examples to test on.
+        group: name of the column of groups, see `fedkeel.config.Partition.holdout_by`.
 
     Returns:
         The training set and the test set.
@@ -86,7 +89,13 @@ def load_hugging_face(settings: Data) -> tuple[Dataset, Dataset]:
     splits = read_splits(str(settings.source).removeprefix(PREFIX))
     target = settings.label if settings.label != "label" else None
     columns = Columns(
-        target, settings.client, settings.drop, settings.categories, settings.missing, settings.text
+        target,
+        settings.client,
+        group,
+        settings.drop,
+        settings.categories,
+        settings.missing,
+        settings.text,
     )
     train, test = train_and_test(splits, columns)
     check_augment(settings, isinstance(train.shape, tuple) and len(train.shape) == 3)
@@ -95,8 +104,13 @@ def load_hugging_face(settings: Data) -> tuple[Dataset, Dataset]:
         train = train.take(np.sort(rows))
     if test is not None:
         return train, test
-    groups = train.labels if train.has_labels else np.zeros(len(train), dtype=np.int64)
-    kept, aside = stratified_split(groups, settings.test_fraction, generator(0, "data.test"))
+    kept, aside = train_and_test_rows(train, settings.test_fraction, generator(0, "data.test"))
+    if group is not None and not len(aside):
+        raise DataError(
+            f"The data set has examples of one {group} only, so no whole one can be set aside.",
+            got=f"partition.holdout_by = {group!r}",
+            do="give a data set with a split 'test'",
+        )
     return train.take(kept), train.take(aside)
 
 
@@ -166,12 +180,17 @@ def read_split(
         train: the training split, where another is read: a table is made ready as it was.
     """
     client: Ints | None = None
+    group: Ints | None = None
     names: tuple[str, ...] = ()
     if columns.client is not None:
         _check_column(split, columns.client, "client")
         values, number = np.unique(np.asarray(split[columns.client]), return_inverse=True)
         client, names = number.astype(np.int64), tuple(map(str, values))
-        split = split.remove_columns([columns.client])
+    if columns.group is not None and (train is None or columns.group in split.column_names):
+        _check_column(split, columns.group, "partition.holdout_by")
+        group = np.unique(np.asarray(split[columns.group]), return_inverse=True)[1].astype(np.int64)
+    used = [name for name in split.column_names if name in (columns.client, columns.group)]
+    split = split.remove_columns(used) if used else split
     if columns.tokenizer is not None:
         data = _read_text(split, columns, name)
     elif train is not None and train.schema is not None:
@@ -185,7 +204,9 @@ def read_split(
             missing=columns.missing,
             name=name,
         )
-    return replace(data, client=client, clients=names)
+    group = group if train is None else None  # of two splits, each has numbers of its own
+    named = "" if group is None else str(columns.group)
+    return replace(data, client=client, clients=names, group=group, grouped_by=named)
 
 
 def _read_text(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN401

@@ -273,6 +273,26 @@ def number_clients(sources: Sequence[Source]) -> tuple[Clients, Clients]:
     return Clients(names[: len(in_train)], final[train]), Clients(names, final[test])
 
 
+def number_groups(sources: Sequence[Source]) -> tuple[Ints, Ints | None]:
+    """Return the groups of the training set and those of the test set.
+
+    Each source has groups of its own. Test data that name no groups have none: None.
+    """
+    number_of: dict[tuple[str, str], int] = {}
+    halves: tuple[list[Ints], list[Ints]] = ([], [])
+    has_groups = [True, True]
+    for source in sources:
+        for place, raw in enumerate(source.halves):
+            if raw.group is None:
+                has_groups[place] = has_groups[place] and not len(raw)
+                continue
+            names = [(source.name, name) for name in raw.group_names]
+            numbers = [number_of.setdefault(name, len(number_of)) for name in names]
+            halves[place].append(np.array(numbers, dtype=np.int64)[raw.group])
+    train, test = (np.concatenate([*half, np.zeros(0, np.int64)]) for half in halves)
+    return train, test if has_groups[1] else None
+
+
 def join_halves(
     sources: Sequence[Source],
     halves: Sequence[RawExamples],

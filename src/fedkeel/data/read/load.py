@@ -24,11 +24,12 @@ from fedkeel.data.read.join import (
     Source,
     join_halves,
     number_clients,
+    number_groups,
     with_distinct_names,
     with_same_columns,
     with_same_labels,
 )
-from fedkeel.data.read.raw_examples import RawExamples, stratified_split
+from fedkeel.data.read.raw_examples import RawExamples, train_and_test_rows
 from fedkeel.data.read.sources import read_known_set
 from fedkeel.data.read.tables import TABLE_SUFFIXES, TableFormat, read_table
 from fedkeel.errors import DataError, counted, did_you_mean
@@ -39,7 +40,11 @@ SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 
 def load(
-    settings: Data, seed: int = 0, cache: Path | None = None, is_one_of_many: bool = False
+    settings: Data,
+    seed: int = 0,
+    cache: Path | None = None,
+    is_one_of_many: bool = False,
+    group: str | None = None,
 ) -> tuple[Dataset, Dataset]:
     """Load the data that settings name.
 
@@ -53,6 +58,7 @@ def load(
         is_one_of_many: whether other nodes have more of the data. As where there are several
             sources, a column of `settings.drop` may then be missing, and what is too little to set
             some aside for testing is all trained on; `Dataset.warnings` say so.
+        group: name of the column or array of groups, see `fedkeel.config.Partition.holdout_by`.
 
     Returns:
         The training set and the test set, float32. Images are [N, C, H, W].
@@ -61,22 +67,29 @@ def load(
         DataError: a source is not known or not here, cannot be read, or does not fit the others.
     """
     _check_settings(settings)
+    drop = settings.drop
+    if group is not None:
+        _check_group(settings, group)
+        settings = settings.model_copy(update={"drop": tuple(dict.fromkeys((*drop, group)))})
     may_be_small = is_one_of_many or len(settings.sources) > 1
-    sources = [_read(text, settings, seed, cache, may_be_small) for text in settings.sources]
+    sources = [_read(text, settings, seed, cache, may_be_small, group) for text in settings.sources]
     sources = [_limited(source, settings) for source in sources]
     if len(sources) > 1 or settings.test is not None:
-        _check_dropped(sources, settings.drop)
+        _check_dropped(sources, drop)
     if not is_one_of_many and not any(len(source.test) for source in sources):
         raise DataError(
             "No source has enough examples to set some aside for testing.",
             got=f"{settings.test_fraction:g} of {max(len(s.train) for s in sources):,} at most",
             do="give more examples, or a larger data.test_fraction",
         )
-    return join(with_distinct_names(sources, settings.sources), settings, is_one_of_many)
+    return join(with_distinct_names(sources, settings.sources), settings, is_one_of_many, group)
 
 
 def join(
-    sources: Sequence[Source], settings: Data, is_one_of_many: bool = False
+    sources: Sequence[Source],
+    settings: Data,
+    is_one_of_many: bool = False,
+    group: str | None = None,
 ) -> tuple[Dataset, Dataset]:
     """Join sources that have been read.
 
@@ -84,6 +97,7 @@ def join(
         sources: at least one, each with a name of its own.
         settings: how they are made ready.
         is_one_of_many: whether other nodes have more of the data.
+        group: what a group is called, None where there are none.
 
     Returns:
         As `load`.
@@ -105,9 +119,18 @@ def join(
     columns = () if inputs.schema is None else inputs.schema.inputs
     warnings = tuple(warning for source in sources for warning in source.warnings)
     scales, schema = inputs.client_scales, inputs.schema
+    groups = (None, None) if group is None else number_groups(sources)
     train, test = (
-        replace(half, columns=columns, scale=inputs.scale, client_scales=scales, schema=schema)
-        for half in (train, test)
+        replace(
+            half,
+            columns=columns,
+            scale=inputs.scale,
+            client_scales=scales,
+            schema=schema,
+            grouped_by=group or "",
+            group=numbers,
+        )
+        for half, numbers in zip((train, test), groups, strict=True)
     )
     return replace(train, warnings=warnings), test
 
@@ -147,7 +170,33 @@ def _check_settings(settings: Data) -> None:
         raise DataError(f"data.source names {twice!r} twice.", expected="each source once")
 
 
-def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_many: bool) -> Source:
+def _check_group(settings: Data, group: str) -> None:
+    """Refuse a name of groups that the sources cannot have, or that is that of the labels."""
+    if group == settings.label:
+        raise DataError(
+            f"partition.holdout_by = {group!r} names the column of labels.",
+            expected="the column that says what belongs together, such as 'patient'",
+            do="partition.stratify keeps the share of each class",
+        )
+    for text in settings.sources:
+        if text in SOURCES or not text.lower().endswith(SUFFIXES):
+            raise DataError(
+                f"partition.holdout_by is for a column of a table, and {text} is none.",
+                got=f"partition.holdout_by = {group!r}",
+                expected=f"files that end in {', '.join(SUFFIXES)}",
+                do="in Python give one group for each example: "
+                "fedkeel.from_clients(..., holdout=0.2, holdout_by=groups)",
+            )
+
+
+def _read(
+    text: str,
+    settings: Data,
+    seed: int,
+    cache: Path | None,
+    is_one_of_many: bool,
+    group: str | None,
+) -> Source:
     """Read one source."""
     if text in SOURCES:
         _check_labels_are_wanted(text, settings)
@@ -156,17 +205,17 @@ def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_ma
     check_path(path, text)
     if path.is_dir():
         _check_labels_are_wanted(text, settings)
-    train, test = _read_own(path, settings, is_one_of_many)
+    train, test = _read_own(path, settings, is_one_of_many, group)
     warnings: tuple[str, ...] = ()
     if test is None:
         random = generator(seed, "data.test/own")
-        rows = stratified_split(train.groups, settings.test_fraction, random)
+        rows = train_and_test_rows(train, settings.test_fraction, random)
         if not len(rows[1]):
             if not is_one_of_many:
-                raise too_few_to_test(text, train.groups, settings.test_fraction)
-            warnings = (all_trained_on(text, len(train)),)
-        if train.client is not None:
-            rows = _with_every_client(train.client, *rows)
+                raise too_few_to_test(text, train, settings.test_fraction, group)
+            warnings = (all_trained_on(text, len(train), group),)
+        if train.client is not None and group != settings.client:
+            rows = _with_every_client(train.client, train.group, *rows)
         train, test = train.take(rows[0]), train.take(rows[1])
     elif train.clients and test.clients:
         check_written_alike(text, train.clients, str(settings.test), test.clients)
@@ -179,7 +228,7 @@ def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_ma
         warnings += tuple(
             f"{text} has no column {name!r} to leave out (data.drop)"
             for name in settings.drop
-            if name not in train.dropped
+            if name not in train.dropped and name != group
         )
     name = path.resolve().name if path.is_dir() else path.stem
     return Source(name, False, train, test, warnings)
@@ -195,18 +244,26 @@ def _check_labels_are_wanted(text: str, settings: Data) -> None:
         )
 
 
-def all_trained_on(name: str, examples: int) -> str:
+def all_trained_on(name: str, examples: int, group: str | None = None) -> str:
     """Return the warning of data that are too few to set some aside for testing."""
     what = counted(examples, "example")
+    if group is not None:
+        what += f" of one {group}, and none is divided"
     return f"{name} has {what}: too few to set some aside for testing, so all are trained on"
 
 
-def too_few_to_test(name: str, y: Ints, fraction: float) -> DataError:
+def too_few_to_test(name: str, train: RawExamples, fraction: float, group: str | None) -> DataError:
     """Return the error of data that are too few to set some aside for testing."""
-    classes = len(np.unique(y))
+    if group is not None:
+        return DataError(
+            f"{name} has examples of one {group} only, so no whole one can be set aside.",
+            got=f"partition.holdout_by = {group!r}",
+            do="give test data of others (data.test)",
+        )
+    classes = len(np.unique(train.strata))
     return DataError(
         f"{name} has too few examples to set some aside for testing.",
-        got=f"{counted(len(y), 'example')} in {counted(classes, 'class')}, "
+        got=f"{counted(len(train), 'example')} in {counted(classes, 'class')}, "
         f"test_fraction {fraction:g}",
         do="give test data (data.test), more examples, or a larger data.test_fraction",
     )
@@ -225,12 +282,17 @@ def _check_dropped(sources: Sequence[Source], drop: Sequence[str]) -> None:
         )
 
 
-def _with_every_client(client: Ints, train: Ints, test: Ints) -> tuple[Ints, Ints]:
+def _with_every_client(
+    client: Ints, group: Ints | None, train: Ints, test: Ints
+) -> tuple[Ints, Ints]:
     """Move examples of clients that would have none to train on back to training.
 
-    Where no client has two examples, all stays as it is: there would be nothing to test on.
+    Where there are groups, their whole groups move. Where no client has two examples, all stays as
+    it is: there would be nothing to test on.
     """
     lost = ~np.isin(client[test], client[train])
+    if group is not None:
+        lost = np.isin(group[test], group[test[lost]])
     if lost.all():
         return train, test
     return np.sort(np.concatenate([train, test[lost]])), test[~lost]
@@ -262,13 +324,16 @@ def check_path(path: Path, text: str) -> None:
         raise DataError(f"{text} is empty.", expected="a file with examples")
 
 
-def read_path(path: Path, settings: Data, train: RawExamples | None = None) -> RawExamples:
+def read_path(
+    path: Path, settings: Data, train: RawExamples | None = None, group: str | None = None
+) -> RawExamples:
     """Read one file or folder of a user, which may lack columns that others have.
 
     Args:
         path: the file, or a folder with a folder for each class.
         settings: what its columns or arrays are.
         train: the training data, where test data is read.
+        group: name of the column or array of groups.
 
     Raises:
         DataError: it cannot be read.
@@ -276,12 +341,14 @@ def read_path(path: Path, settings: Data, train: RawExamples | None = None) -> R
     path = path.expanduser()
     check_path(path, str(path))
     if path.is_dir():
+        if group is not None:
+            raise DataError(f"holdout_by names a column, and the folder {path} has none.")
         return read_folder(path, settings.shape, None if train is None else train.label_names)
-    return _read_file(path, settings, True, train)
+    return _read_file(path, settings, True, train, group)
 
 
 def _read_own(
-    path: Path, settings: Data, is_one_of_many: bool
+    path: Path, settings: Data, is_one_of_many: bool, group: str | None
 ) -> tuple[RawExamples, RawExamples | None]:
     """Read a user's file or folder, and its test data where there are any."""
     test_path = None
@@ -309,20 +376,25 @@ def _read_own(
             return train, None
         return train, read_folder(test_folder, settings.shape, train.label_names)
     may_lack = is_one_of_many or test_path is not None
-    train = _read_file(path, settings, may_lack)
+    train = _read_file(path, settings, may_lack, group=group)
     if test_path is None:
         return train, None
-    return train, _read_file(test_path, settings, may_lack, train)
+    return train, _read_file(test_path, settings, may_lack, train, group)
 
 
 def _read_file(
-    path: Path, settings: Data, may_lack_columns: bool, train: RawExamples | None = None
+    path: Path,
+    settings: Data,
+    may_lack_columns: bool,
+    train: RawExamples | None = None,
+    group: str | None = None,
 ) -> RawExamples:
     """Read a user's file by its suffix."""
     if path.suffix.lower() in TABLE_SUFFIXES:
         form = TableFormat(
             settings.label,
             settings.client,
+            group,
             settings.drop,
             tuple(settings.categories_of),
             settings.missing != "refuse",
@@ -331,7 +403,7 @@ def _read_file(
         )
         return read_table(path, form, train)
     is_quantity = settings.target == "quantity"
-    return read_arrays(path, settings.label, settings.client, train, is_quantity)
+    return read_arrays(path, settings.label, settings.client, train, is_quantity, group)
 
 
 def _limited(source: Source, settings: Data) -> Source:

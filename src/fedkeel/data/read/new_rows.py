@@ -17,7 +17,7 @@ from fedkeel.data.read.join import with_categories
 from fedkeel.data.read.load import check_path
 from fedkeel.data.read.raw_examples import RawExamples, float_type, missing
 from fedkeel.data.read.table_columns import as_categories, as_numbers
-from fedkeel.data.read.tables import TABLE_SUFFIXES, read_columns
+from fedkeel.data.read.tables import PANDAS_INDEX, TABLE_SUFFIXES, read_columns
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.errors import DataError
 
@@ -105,7 +105,8 @@ def _columns(value: object, name: str, schema: TableSchema) -> Mapping[str, _Col
         table = pa.table(value)
         if not table.num_rows:
             raise DataError(f"{name} has no rows.")
-        return dict(zip(table.column_names, table.columns, strict=True))
+        pairs = zip(table.column_names, table.columns, strict=True)
+        return {key: column for key, column in pairs if not PANDAS_INDEX.fullmatch(key)}
     path = Path(value).expanduser()
     check_path(path, str(path))
     numbers = {column.name for column in schema.columns if column.categories is None}

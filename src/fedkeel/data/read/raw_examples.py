@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.dataset import Ints, dataset
+from fedkeel.data.dataset import Dataset, Ints, dataset
+from fedkeel.data.hold_out import share_of_groups
 from fedkeel.data.read.identifiers import Encoded, check_no_quantity, encode_as
 from fedkeel.data.values import only_tensor
 from fedkeel.errors import DataError, did_you_mean
@@ -29,6 +30,8 @@ class RawExamples:
         columns: names of the columns of a table, empty for anything else.
         clients: names of the clients that the data gives, empty where it gives none.
         client: [N] index into `clients`, or None.
+        group_names: names of the groups that are held out as wholes, empty where there are none.
+        group: [N] index into `group_names`, or None.
         dropped: names of the columns of a table that were left out.
         categories: of each column of a table that holds categories, the names of these; the inputs
             in that column are numbers of categories. NaN is a missing value.
@@ -40,6 +43,8 @@ class RawExamples:
     columns: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
     client: Ints | None = None
+    group_names: tuple[str, ...] = ()
+    group: Ints | None = None
     dropped: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -52,8 +57,8 @@ class RawExamples:
         return tuple(self.x.shape[1:])
 
     @property
-    def groups(self) -> Ints:
-        """[N] labels, by which a test part is drawn; all of one group where there are none."""
+    def strata(self) -> Ints:
+        """[N] labels, by which a test part is drawn; all the same where there are none."""
         return self.y if self.label_names else np.zeros(len(self), dtype=np.int64)
 
     @property
@@ -78,6 +83,7 @@ class RawExamples:
             x=self.x[torch.from_numpy(rows)],
             y=self.y[rows],
             client=None if self.client is None else self.client[rows],
+            group=None if self.group is None else self.group[rows],
         )
 
 
@@ -89,6 +95,7 @@ def of_file(
     train: RawExamples | None,
     columns: tuple[str, ...] = (),
     dropped: tuple[str, ...] = (),
+    groups: Encoded | None = None,
 ) -> RawExamples:
     """Return the examples of a user's file; refuse what cannot be trained on with its row.
 
@@ -100,6 +107,7 @@ def of_file(
         train: the training data, where these are test data.
         columns: names of the columns of a table.
         dropped: names of its columns that were left out.
+        groups: of each example, None where the file has none.
 
     Raises:
         DataError: an input is not finite, or a label of the test data is unknown.
@@ -116,7 +124,8 @@ def of_file(
     if x.dtype != torch.uint8 and not columns:
         x = only_tensor(dataset(x, y, classes=len(names), name=str(path)).x, "a file")
     client, client_names = (None, ()) if clients is None else clients
-    return RawExamples(x, y, names, columns, client_names, client, dropped)
+    group, group_names = (None, ()) if groups is None else groups
+    return RawExamples(x, y, names, columns, client_names, client, group_names, group, dropped)
 
 
 def as_floats(x: NDArray[Any]) -> NDArray[Any]:
@@ -136,6 +145,28 @@ def missing(
     """Return the error of a file without the column or array that a setting names."""
     hint = f"; set {setting} to the one that is meant" if setting else ""
     return DataError(f"{path} has no {what} {name!r}.", do=f"{did_you_mean(name, present)}{hint}")
+
+
+def train_and_test_rows(
+    data: RawExamples | Dataset, fraction: float, random: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Return the rows that are trained on and those that are set aside for testing, ascending.
+
+    Each class has about the same share in both; where there are groups, these stay whole.
+
+    Args:
+        data: the examples.
+        fraction: share that is set aside, in (0, 1).
+        random: where the draw comes from.
+    """
+    if isinstance(data, RawExamples):
+        strata = data.strata
+    else:
+        strata = data.labels if data.has_labels else np.zeros(len(data), dtype=np.int64)
+    if data.group is None:
+        return stratified_split(strata, fraction, random)
+    aside = share_of_groups(strata, fraction, random, data.group)
+    return np.flatnonzero(~aside), np.flatnonzero(aside)
 
 
 def stratified_split(y: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:

@@ -21,7 +21,7 @@ from fedkeel.errors import DataError, first_line
 
 TABLE_SUFFIXES = (".csv", ".parquet")
 
-_INDEX = re.compile(r"__index_level_\d+__")
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 """What pandas calls its index in a Parquet file: it is no column of the table."""
 
 _BLOCK = 1 << 20
@@ -38,6 +38,7 @@ class TableFormat:
         label: name of the column of labels, texts or whole numbers.
         client: name of the column of clients, texts or whole numbers; None where there is none.
             Test data may do without it.
+        group: name of the column of groups that are held out as wholes, as `client`.
         drop: names of columns that are left out.
         categories: names of columns of inputs that hold categories and no numbers.
         may_have_gaps: whether inputs may be missing, and test data may lack a column of them.
@@ -48,6 +49,7 @@ class TableFormat:
 
     label: str
     client: str | None = None
+    group: str | None = None
     drop: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     may_have_gaps: bool = False
@@ -71,7 +73,8 @@ def read_table(path: Path, form: TableFormat, train: RawExamples | None = None) 
             of the test data is unknown.
     """
     label = None if form.is_quantity else form.label
-    as_written = [key for key in (label, form.client, *form.categories) if key is not None]
+    keys = (label, form.client, form.group, *form.categories)
+    as_written = [key for key in keys if key is not None]
     return examples_of_table(path, read_columns(path, as_written, form.drop), form, train)
 
 
@@ -92,10 +95,11 @@ def examples_of_table(
     Raises:
         DataError: as in `read_table`.
     """
-    label, client = form.label, form.client
-    if train is not None and client not in columns:
-        client = None
-    needed = [(label, "data.label"), (client, "data.client")]
+    label, client, group = form.label, form.client, form.group
+    if train is not None:
+        client = client if client in columns else None
+        group = group if group in columns else None
+    needed = [(label, "data.label"), (client, "data.client"), (group, "partition.holdout_by")]
     if train is None and not form.may_lack_columns:
         needed += [(name, "data.drop") for name in form.drop]
         needed += [(name, "data.categories") for name in form.categories]
@@ -103,7 +107,7 @@ def examples_of_table(
         if name is not None and name not in columns:
             raise missing(where, "column", name, list(columns), setting)
     dropped = tuple(name for name in form.drop if name in columns)
-    left_out = {label, client, *form.drop}
+    left_out = {label, client, group, *form.drop}
     names = [name for name in columns if name not in left_out]
     if train is not None:
         names = _columns_of_train(where, names, train.columns, form.may_have_gaps)
@@ -125,8 +129,12 @@ def examples_of_table(
         if form.is_quantity
         else encode_column(where, label, columns[label])
     )
-    clients = None if client is None else encode_column(where, client, columns[client])
-    raw = of_file(where, torch.from_numpy(x), labels, clients, train, tuple(names), dropped)
+    clients, groups = (
+        None if name is None else encode_column(where, name, columns[name])
+        for name in (client, group)
+    )
+    inputs = torch.from_numpy(x)
+    raw = of_file(where, inputs, labels, clients, train, tuple(names), dropped, groups)
     return replace(raw, categories=categories)
 
 
@@ -169,7 +177,7 @@ def read_columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[s
     return {
         name: column
         for name, column in zip(names, table.columns, strict=True)
-        if name in known or not _INDEX.fullmatch(name)
+        if name in known or not PANDAS_INDEX.fullmatch(name)
     }
 
 
@@ -196,7 +204,7 @@ def _read_parquet(path: Path, keys: Sequence[str], drop: Sequence[str]) -> Any: 
     schema = parquet.read_schema(path)
     _check_names(path, schema.names)
     kinds = dict(zip(schema.names, schema.types, strict=True))
-    dropped = {name for name in kinds if name in drop or _INDEX.fullmatch(name)} - set(keys)
+    dropped = {name for name in kinds if name in drop or PANDAS_INDEX.fullmatch(name)} - set(keys)
     names = [name for name in kinds if name not in dropped]
     texts = [name for name, kind in kinds.items() if is_text(kind)]
     with parquet.ParquetFile(path, read_dictionary=texts) as file:

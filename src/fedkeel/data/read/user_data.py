@@ -21,12 +21,13 @@ from fedkeel.config import Data, build
 from fedkeel.data.arrays_in_files import joined_in_file
 from fedkeel.data.dataset import Dataset, cast_inputs
 from fedkeel.data.dataset import dataset as dataset_of_arrays
+from fedkeel.data.ids import as_ids, distinct
 from fedkeel.data.read.identifiers import encode, in_order
 from fedkeel.data.read.join import Source, with_categories
 from fedkeel.data.read.load import join, read_path
 from fedkeel.data.read.raw_examples import RawExamples
 from fedkeel.data.read.scaling import Scale, normalise, normalise_clients
-from fedkeel.data.read.tables import TableFormat, examples_of_table
+from fedkeel.data.read.tables import PANDAS_INDEX, TableFormat, examples_of_table
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.data.user_objects import is_data_set, is_hugging_face, target_of, unpack
 from fedkeel.data.values import Values, joined, only_tensor, shape_of
@@ -37,6 +38,9 @@ Array = ArrayLike | Tensor
 Examples = Any
 """Examples of one client, or of all: a pair of arrays (x, y), a `Dataset`, a frame of pandas or
 another table of Arrow, a map-style data set of torch, a Hugging Face data set, or a path."""
+
+GroupIds = Any
+"""What belongs together: the group of each example as an array, or the name of a column."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Reading:
         normalize: ``none``, ``standardize``, ``client`` or ``pixels`` of `fedkeel.config.Data`.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
+        group: name of the column of groups that are held out as wholes; None for no groups.
     """
 
     target: str | None = None
@@ -60,6 +65,7 @@ class Reading:
     normalize: str = "none"
     classes: int | None = None
     tokens: bool = False
+    group: str | None = None
 
     def settings(self, label: str = "label") -> Data:
         """Return the settings of tables and files.
@@ -74,7 +80,7 @@ class Reading:
         values = {
             "source": "clients",
             "label": label,
-            "drop": tuple(self.drop),
+            "drop": (*self.drop, *([] if self.group is None else [self.group])),
             "categories": dict(categories) if isinstance(categories, Mapping) else categories,
             "missing": self.missing,
             "normalize": self.normalize,
@@ -91,6 +97,7 @@ def dataset(
     drop: Sequence[str] = (),
     categories: Sequence[str] | Mapping[str, Sequence[str]] = (),
     missing: str = "refuse",
+    group: GroupIds = None,
     classes: int | None = None,
     name: str = "data",
     tokens: bool = False,
@@ -107,6 +114,8 @@ def dataset(
         drop: names of columns of `x` that are no inputs.
         categories: columns of a table that hold categories; see `fedkeel.config.Data`.
         missing: what becomes of missing values of a table; see `fedkeel.config.Data`.
+        group: [N] what belongs together, such as the patient of each example, and is held out as a
+            whole; or the name of the column of `x` that says so, which is then no input.
         classes: Y; the largest label + 1 where it is not given.
         name: what to call the data in messages.
         tokens: whether inputs are whole numbers >= 0 that the model looks up, such as characters.
@@ -120,12 +129,26 @@ def dataset(
     >>> len(dataset([[0.0], [1.0]], [0, 1]))
     2
     """
+    column = group if isinstance(group, str) else None
     if y is not None:
-        return dataset_of_arrays(x, y, classes=classes, name=name, tokens=tokens, **more)
-    reading = Reading(target, drop, categories, missing, "none", classes, tokens)
-    data, _ = read_clients({name: x}, {}, reading, prefix="")
-    return replace(
-        data, **{"sources": (name,), "source": None, "clients": (), "client": None, **more}
+        if column is not None:
+            raise _no_column(column)
+        data = dataset_of_arrays(x, y, classes=classes, name=name, tokens=tokens, **more)
+    else:
+        reading = Reading(target, drop, categories, missing, "none", classes, tokens, column)
+        data, _ = read_clients({name: x}, {}, reading, prefix="")
+        plain = {"sources": (name,), "source": None, "clients": (), "client": None}
+        data = replace(data, **{**plain, **more})
+    if group is None or column is not None:
+        return data
+    numbers = distinct(as_ids(group, len(data), "group"))[1]
+    return replace(data, grouped_by="group", group=numbers)
+
+
+def _no_column(column: str) -> DataError:
+    return DataError(
+        f"{column!r} names a column of groups, and the examples are no table.",
+        expected="one group for each example, such as an array of patients",
     )
 
 
@@ -263,18 +286,23 @@ def _join_raw(
     settings = reading.settings(_label(value, first, reading))
     sources = []
     for name, value in clients.items():
-        train = _read_raw(value, name, settings)
+        train = _read_raw(value, name, settings, group=reading.group)
         test = train.take(np.empty(0, dtype=np.int64))
         if name in tests:
-            test = _read_raw(tests[name], f"{name} (test)", settings, train)
+            test = _read_raw(tests[name], f"{name} (test)", settings, train, reading.group)
         sources.append(Source(name, False, train, test))
-    train_data, test_data = join(sources, settings)
+    train_data, test_data = join(sources, settings, group=reading.group)
+    group = train_data.group
+    if group is not None:
+        of_test = np.full(len(test_data), -1) if test_data.group is None else test_data.group
+        group = np.concatenate([group, of_test])
     both = replace(
         train_data,
         x=joined([train_data.x, test_data.x]),
         y=joined([train_data.y, test_data.y]),
         client=np.concatenate([train_data.source_ids, test_data.source_ids]),
         clients=train_data.sources,
+        group=group,
         sources=("data",),
         source=None,
     )
@@ -290,18 +318,24 @@ def _label(value: Examples, name: str, reading: Reading) -> str:
 
 
 def _table(value: Examples) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Return a table of any library as one of Arrow."""
+    """Return a table of any library as one of Arrow; the index of pandas is no column of it."""
     import pyarrow as pa  # slow to import
 
-    return value.with_format("arrow")[:] if is_hugging_face(value) else pa.table(value)
+    table = value.with_format("arrow")[:] if is_hugging_face(value) else pa.table(value)
+    index = [name for name in table.column_names if PANDAS_INDEX.fullmatch(name)]
+    return table.drop_columns(index) if index else table
 
 
 def _read_raw(
-    value: Examples, name: str, settings: Data, train: RawExamples | None = None
+    value: Examples,
+    name: str,
+    settings: Data,
+    train: RawExamples | None = None,
+    group: str | None = None,
 ) -> RawExamples:
     """Read the table or the file of one client."""
     if isinstance(value, (str, os.PathLike)):
-        return read_path(Path(value), settings, train)
+        return read_path(Path(value), settings, train, group)
     import pyarrow as pa
 
     table = _table(value)
@@ -316,6 +350,7 @@ def _read_raw(
     form = TableFormat(
         label,
         None,
+        group,
         settings.drop,
         tuple(settings.categories_of),
         settings.missing != "refuse",
@@ -333,6 +368,8 @@ def _join_arrays(
 ) -> tuple[Dataset, int]:
     """Return the joined examples of clients that have arrays, or data sets of other libraries."""
     settings = reading.settings()
+    if reading.group is not None:
+        raise _no_column(reading.group)
     if settings.categories_of or settings.missing != "refuse":
         raise DataError(
             "'categories' and 'missing' are for tables, and the clients have none.",

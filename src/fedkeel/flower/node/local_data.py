@@ -12,7 +12,7 @@ from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Ints, dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.load import all_trained_on, load
-from fedkeel.data.read.raw_examples import stratified_split
+from fedkeel.data.read.raw_examples import train_and_test_rows
 from fedkeel.data.read.scaling import normalise
 from fedkeel.data.user_arrays import as_array
 from fedkeel.data.values import Values, joined, shape_text, tensors_of
@@ -65,7 +65,7 @@ def read_local_data(experiment: Experiment, source: object, client: int) -> Ingr
     how = {"kind": NODES}
     if experiment.data.normalize == "standardize" and _is_scaled(train.x):
         how["normalize"] = "standardize"  # by the sums of all nodes, which the server merges
-    both = replace(train, x=joined([train.x, test.x]), y=joined([train.y, test.y]))
+    both = replace(train, x=joined([train.x, test.x]), y=joined([train.y, test.y]), group=None)
     rows = np.arange(len(both), dtype=np.int64)
     federation = Federation(
         both,
@@ -107,6 +107,7 @@ def _from_file(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
                 update={"source": path, "labels": (), "normalize": _by_itself(experiment)}
             ),
             is_one_of_many=True,
+            group=experiment.partition.holdout_by,
         )
     )
     return train, test
@@ -125,11 +126,17 @@ def _from_function(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]
         data = result if isinstance(result, Dataset) else _from_arrays(path, result, experiment)
         random = generator(experiment.seed, f"data.test/{path}")
         share = experiment.data.test_fraction
-        groups = data.labels if data.has_labels else np.zeros(len(data), dtype=np.int64)
-        train_rows, test_rows = stratified_split(groups, share, random)
+        group = experiment.partition.holdout_by
+        if group is not None and data.group is None:
+            raise DataError(
+                f"partition.holdout_by = {group!r}, and data {path!r} names no groups.",
+                do="return fedkeel.dataset(x, y, group=numbers), or a training and a test set",
+            )
+        train_rows, test_rows = train_and_test_rows(data, share, random)
         train, test = data.take(train_rows), data.take(test_rows)
         if not len(test):
-            train = replace(train, warnings=(all_trained_on(f"data {path!r}", len(train)),))
+            text = all_trained_on(f"data {path!r}", len(train), group)
+            train = replace(train, warnings=(text,))
     if _form(train) != _form(test):
         raise DataError(
             f"The training and test examples of data {path!r} differ in shape or type.",
