@@ -38,6 +38,8 @@ EVERYTHING = SIMULATION | {
     Capability.BLOCKS,
     Capability.INPUT_GRADIENT,
     Capability.EXAMPLE_LOSSES,
+    Capability.LOSS_BY_EXAMPLE,
+    Capability.PLAIN_LOSS,
     Capability.CLASSES,
     Capability.SOFT_TARGETS,
 }

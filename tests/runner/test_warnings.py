@@ -294,8 +294,9 @@ def test_clients_too_small_to_hold_anything_out(engine: str) -> None:
 
 
 def test_a_method_that_counts_on_all_clients() -> None:
-    assert find_warnings(prepared("scaffnew", per_round=6)) == []
-    (message,) = find_warnings(prepared("scaffnew", per_round=4))
+    local = fk.Local(lr=0.1, steps=2, batch_size=4)  # as many as it makes
+    assert find_warnings(prepared("scaffnew(p=0.5)", local=local, per_round=6)) == []
+    (message,) = find_warnings(prepared("scaffnew(p=0.5)", local=local, per_round=4))
     assert message.startswith("scaffnew counts on all 6 clients in each round; with 4 it ends")
     assert find_warnings(prepared("scaffold", per_round=4)) == []
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.method.context import Floats, Ints
 from fedkeel.task.batch import Batch
+from fedkeel.task.losses import losses_of_each
 from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 
@@ -117,7 +118,7 @@ def matched(
 def loss_scores(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Floats:
     """Return [n] minus the loss of each example: trained-on ones tend to have a smaller loss."""
     with torch.no_grad():
-        losses = network.example_losses(network.test_output(params, buffers, x), y)
+        losses = losses_of_each(network.task_losses, network.test_output(params, buffers, x), y)
     scores: Floats = -losses.double().numpy()
     return scores
 

@@ -23,6 +23,7 @@ TaskKind = Literal[
 _EVERYWHERE = frozenset(Capability) - {
     Capability.CLASSES,
     Capability.CLASS_COUNTS,
+    Capability.PLAIN_LOSS,
     Capability.SOFT_TARGETS,
     Capability.INPUT_GRADIENT,
 }
@@ -32,7 +33,8 @@ TASK_KINDS: dict[TaskKind, frozenset[Capability]] = {
     "regression": _EVERYWHERE | {Capability.SOFT_TARGETS, Capability.INPUT_GRADIENT},
     "segmentation": _EVERYWHERE | {Capability.SOFT_TARGETS, Capability.INPUT_GRADIENT},
     "tokens": _EVERYWHERE | {Capability.SOFT_TARGETS},
-    "survival": _EVERYWHERE - {Capability.EXAMPLE_LOSSES} | {Capability.INPUT_GRADIENT},
+    "survival": _EVERYWHERE - {Capability.EXAMPLE_LOSSES, Capability.LOSS_BY_EXAMPLE}
+    | {Capability.INPUT_GRADIENT},
 }
 """What each kind of task provides, with a model that has a head and no batch normalisation."""
 

@@ -23,6 +23,8 @@ class Capability(Enum):
     FEATURES = "a classifier whose inputs are the features"
     BLOCKS = "a network of several blocks, one after the other"
     CLASS_COUNTS = "how many examples of each class a client has"
+    PLAIN_LOSS = "the plain cross-entropy for the task's loss, in whose place another one is put"
+    LOSS_BY_EXAMPLE = "a task's loss that is the mean of the losses of its examples"
     EXAMPLE_LOSSES = "an objective that is a mean over examples, none of which sees another"
     NOISE = "random numbers in every step"
     SOFT_TARGETS = "a loss that takes what a model predicts for its target"

@@ -475,6 +475,9 @@ class Reduction(Part):
     aggregate alone may be used, such as a sum with noise: `updates` are then that aggregate, once
     for each of the K clients that are expected, and the cohort does not say who they were. It is
     also called where nobody has replied, with no updates."""
+    uses_weights: ClassVar[bool] = True
+    """Whether the clients' weights change the aggregate. A run that sets `weights` for a part
+    without them is warned."""
 
     counts_absent: ClassVar[bool] = False
     """Whether the aggregate is also of clients that did not reply. Set it to True where the server

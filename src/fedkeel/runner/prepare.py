@@ -57,7 +57,13 @@ from fedkeel.system.asynchronous import check_buffer
 from fedkeel.system.devices import files_digest
 from fedkeel.system.legality import check_system
 from fedkeel.system.make import make_schedule
-from fedkeel.task.losses import OF_QUANTITIES, cox, cross_entropy, make_loss
+from fedkeel.task.losses import (
+    OF_QUANTITIES,
+    cox,
+    cross_entropy,
+    is_plain_cross_entropy,
+    make_loss,
+)
 from fedkeel.task.models import make
 from fedkeel.task.models.lora import AdaptedBuilder
 from fedkeel.task.network import Network
@@ -285,8 +291,12 @@ def _capabilities(network: Network, federation: Federation) -> frozenset[Capabil
         capabilities |= {Capability.HEAD, Capability.FEATURES}
     if len(blocks(network.names)) > 1:
         capabilities.add(Capability.BLOCKS)
-    if not network.mixes_examples and network.task_loss is not cox:
-        capabilities.add(Capability.EXAMPLE_LOSSES)
+    if is_plain_cross_entropy(network.task_loss):
+        capabilities.add(Capability.PLAIN_LOSS)
+    if not network.weighs_examples:
+        capabilities.add(Capability.LOSS_BY_EXAMPLE)
+        if not network.mixes_examples:
+            capabilities.add(Capability.EXAMPLE_LOSSES)
     x = federation.data.x
     if isinstance(x, Tensor) and x.is_floating_point():
         capabilities.add(Capability.INPUT_GRADIENT)

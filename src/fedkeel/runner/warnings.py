@@ -24,11 +24,12 @@ from fedkeel.method.parts.fedsalora import FedSALoRA
 from fedkeel.method.parts.lora import FFALoRA, RoLoRA
 from fedkeel.method.parts.scaffnew import Scaffnew
 from fedkeel.method.plugins import user_modules
+from fedkeel.method.roles import LocalWork
 from fedkeel.method.server_round import server_message
 from fedkeel.privacy.budget import weak_points
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.runner.split_warnings import is_from_catalogue, split_warnings
-from fedkeel.task.losses import OF_QUANTITIES
+from fedkeel.task.losses import OF_QUANTITIES, is_plain_cross_entropy, loss_name
 from fedkeel.tree import nbytes, walk
 
 LARGE_INPUT = 100.0
@@ -56,6 +57,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *data.warnings,
         *_unused_settings(prepared.settings),
         _optimiser_that_is_not_used(prepared),
+        *_settings_that_a_part_replaces(prepared),
         _clients_that_are_missed(prepared),
         _parameters_that_are_missed(prepared),
         values_not_seen(prepared),
@@ -126,6 +128,38 @@ def _optimiser_that_is_not_used(prepared: Prepared) -> str:
     if part is None or not chosen:
         return ""
     return f"local.{chosen[0]} has no effect: {part.name} brings its own local optimiser"
+
+
+def _settings_that_a_part_replaces(prepared: Prepared) -> Iterator[str]:
+    """Yield a warning for each setting in whose place the method puts one of its own."""
+    plan, settings = prepared.plan, prepared.settings
+    if prepared.is_baseline:
+        return
+    meant, given = plan.work(settings.local), settings.local
+    replaced = [
+        f"local.{name} = {getattr(given, name)!r}"
+        for name, field in config.Local.model_fields.items()
+        if getattr(given, name) not in (getattr(meant, name), field.default)
+    ]
+    if replaced:
+        work = next(part.name for part in plan.parts if isinstance(part, LocalWork))
+        verb = "has" if len(replaced) == 1 else "have"
+        yield (f"{work} says itself how clients train: {' and '.join(replaced)} {verb} no effect")
+    reduction, weights = plan.reduction, settings.weights
+    is_chosen = weights in ("examples", "uniform") and weights != reduction.weights
+    if is_chosen and not reduction.uses_weights:
+        yield f"weights = {weights!r} has no effect: {reduction.name} uses none"
+    criterion = plan.objective.criterion
+    loss = prepared.setup.training.network.task_loss
+    if criterion is not None and not is_plain_cross_entropy(loss):
+        yield (
+            f"clients train on the loss of {criterion.name}, in place of {loss_name(loss)!r}, "
+            "which is measured all the same"
+        )
+    asked = prepared.ingredients.task.buffers
+    keeping = next((part for part in plan.personals if part.keeps_statistics), None)
+    if keeping is not None and asked == "average" and prepared.setup.training.network.buffers:
+        yield f"model.buffers = 'average' has no effect: {keeping.name} keeps them at the clients"
 
 
 def _clients_that_are_missed(prepared: Prepared) -> str:

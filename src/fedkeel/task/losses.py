@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkeel.data.values import Values, count_of, rows_of
 from fedkeel.errors import ModelError, did_you_mean
 from fedkeel.named_code import ImportTarget, import_object
-from fedkeel.task.outputs import Outputs, Target, scores_of
+from fedkeel.task.outputs import Outputs, Target, map_output, scores_of
 
 Loss = Callable[[Outputs, Target], Tensor]
 """(output, target) -> losses [B], or one number for the batch, []. The target is a tensor, or a
@@ -272,6 +273,19 @@ SOFT_TARGETS: dict[Loss, Callable[[Tensor], Tensor]] = {
 """What makes of scores a target of the same loss: probabilities, or quantities."""
 
 
+def losses_of_each(loss: Loss, output: Outputs, y: Values) -> Tensor:
+    """Return the loss of each example by itself, [B], also where that of a batch is one number."""
+    losses = loss(output, y)
+    if losses.ndim:
+        return losses
+
+    def alone(row: int) -> Tensor:
+        one = slice(row, row + 1)
+        return loss(map_output(lambda tensor: tensor[one], output), rows_of(y, one))
+
+    return torch.stack([alone(row) for row in range(count_of(y))])
+
+
 def named_like(loss: Loss) -> Loss:
     """Return the named loss whose scores mean the same as those of a loss of torch; else the loss.
 
@@ -284,6 +298,13 @@ def named_like(loss: Loss) -> Loss:
     if isinstance(loss, nn.PoissonNLLLoss) and loss.log_input:
         return poisson
     return loss
+
+
+def is_plain_cross_entropy(loss: Loss) -> bool:
+    """Return whether a loss is the cross-entropy without weights, smoothing or labels left out."""
+    if isinstance(loss, nn.CrossEntropyLoss):
+        return loss.weight is None and not loss.label_smoothing and loss.ignore_index == IGNORED
+    return loss in (cross_entropy, F.cross_entropy)
 
 
 def quantity_of(loss: Loss) -> Callable[[Tensor], Tensor]:

@@ -67,7 +67,8 @@ class Network:
     `has_mean_loss` tells whether the loss is one number for the batch, [], so that an evaluation
     has to keep all outputs, and not one number for each example, [B]. `scores_shape` is the shape
     of the scores of one example, and `scores_classes` tells whether they are one for each class of
-    one label, [Y]. `mixed`, which may be set,
+    one label, [Y]. `weighs_examples` tells whether the loss is one number for the batch that is not
+    the mean of those of its examples, as with class weights. `mixed`, which may be set,
     tells whether the module computes in bfloat16 where `torch.autocast` holds that to be safe; what
     it returns is of the parameters' type nevertheless.
     """
@@ -98,6 +99,7 @@ class Network:
         self.has_mean_loss = False
         self.scores_shape: tuple[int, ...] = ()
         self.scores_classes = False
+        self.weighs_examples = False
         self.dtype = dtype
         trained = {n: p for n, p in self._train.named_parameters() if p.requires_grad}
         self.names: tuple[str, ...] = tuple(trained)

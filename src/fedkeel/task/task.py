@@ -21,7 +21,9 @@ from fedkeel.task.first_pass import find_reset, new_parameters
 from fedkeel.task.losses import (
     OF_QUANTITIES,
     Loss,
+    cox,
     cross_entropy,
+    losses_of_each,
     make_loss,
     named_like,
     quantity_of,
@@ -147,6 +149,7 @@ class Task:
             lambda: check_loss(network, output, pair.y), make_loss(self.loss)
         )
         network.has_mean_loss = network.task_losses(output, pair.y).ndim == 0
+        network.weighs_examples = network.has_mean_loss and _weighs_examples(network, data)
         network.scores_classes = scores.ndim == 2 and scores.shape[1] >= max(2, data.classes)
         with _no_new_parameters(module, data):
             network.detect_traits(sample.x)
@@ -204,6 +207,33 @@ class Task:
                 got=type(module).__name__,
             )
         return module
+
+
+def _weighs_examples(network: Network, data: Dataset) -> bool:
+    """Return whether a mean loss is another one than the mean of those of single examples.
+
+    It is tried on one example of each label, and on the first ones where there are no labels. Class
+    weights of torch's losses are seen without: a node may have one label alone.
+    """
+    loss = network.task_loss
+    if loss is cox or (
+        isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.weight is not None
+    ):
+        return True
+    rows = np.arange(min(len(data), _TRIED))
+    if data.has_labels:
+        rows = np.unique(data.labels, return_index=True)[1][:_TRIED]
+        rows = np.append(rows, rows[:1])  # of one label too there are two examples
+    few = data.take(rows.astype(np.int64)).to(network.dtype)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        output = network.test_output(network.params, network.buffers, few.x)
+        whole = network.task_losses(output, few.y)
+        of_each = losses_of_each(network.task_losses, output, few.y)
+    return not torch.allclose(of_each.mean(), whole, rtol=1e-4, atol=1e-6)
+
+
+_TRIED = 64
+"""Examples, at most, on which it is tried how a loss weighs them."""
 
 
 def _check_lazy(module: nn.Module, data: Dataset) -> None:

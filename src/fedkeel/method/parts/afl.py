@@ -59,6 +59,7 @@ class AFL(Upload, Reduction, ServerState):
 
     name: ClassVar[str] = "afl"
     paper: ClassVar[str] = "mohri2019afl"
+    uses_weights: ClassVar[bool] = False
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )

@@ -54,6 +54,7 @@ class CentredClipping(Reduction, ServerState):
 
     name: ClassVar[str] = "cclip"
     paper: ClassVar[str] = "karimireddy2021history"
+    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 

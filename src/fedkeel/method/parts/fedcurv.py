@@ -69,9 +69,13 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
-        """Clients that can be found again, where they keep their own terms; else their models."""
+        """Clients that can be found again, where they keep their own terms; else their models.
+
+        And a loss whose gradient can be taken of each example, for the Fisher information.
+        """
         kept = self.memory == "clients"
-        return frozenset({Capability.STABLE_CLIENTS if kept else Capability.PER_CLIENT_UPDATES})
+        clients = Capability.STABLE_CLIENTS if kept else Capability.PER_CLIENT_UPDATES
+        return frozenset({clients, Capability.LOSS_BY_EXAMPLE})
 
     @property
     def needs_only_sum(self) -> bool:  # type: ignore[override]

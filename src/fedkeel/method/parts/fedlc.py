@@ -60,7 +60,7 @@ class FedLC(Criterion):
     name: ClassVar[str] = "fedlc"
     paper: ClassVar[str] = "zhang2022fedlc"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.CLASS_COUNTS, Capability.CLASSES}
+        {Capability.CLASS_COUNTS, Capability.CLASSES, Capability.PLAIN_LOSS}
     )
 
     def criterion(self, logits: Tensor, step: Step) -> Tensor:

@@ -57,7 +57,7 @@ class FedRoD(Criterion, LocalModel):
     name: ClassVar[str] = "fedrod"
     paper: ClassVar[str] = "chen2022fedrod"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.CLASS_COUNTS, Capability.CLASSES, Capability.HEAD}
+        {Capability.CLASS_COUNTS, Capability.CLASSES, Capability.HEAD, Capability.PLAIN_LOSS}
     )
 
     def criterion(self, logits: Tensor, step: Step) -> Tensor:

@@ -57,6 +57,7 @@ class FedVARP(Reduction, Table, ServerState):
 
     name: ClassVar[str] = "fedvarp"
     paper: ClassVar[str] = "jhunjhunwala2022"
+    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}

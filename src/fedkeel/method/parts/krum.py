@@ -94,6 +94,7 @@ class Krum(Reduction):
 
     name: ClassVar[str] = "krum"
     paper: ClassVar[str] = "blanchard2017"
+    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
@@ -135,6 +136,7 @@ class MultiKrum(Reduction):
 
     name: ClassVar[str] = "multikrum"
     paper: ClassVar[str] = "blanchard2017"
+    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
@@ -179,6 +181,7 @@ class Bulyan(Reduction):
 
     name: ClassVar[str] = "bulyan"
     paper: ClassVar[str] = "elmhamdi2018"
+    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 

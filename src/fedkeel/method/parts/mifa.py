@@ -61,6 +61,7 @@ class MIFA(Reduction, Table, ServerState):
 
     name: ClassVar[str] = "mifa"
     paper: ClassVar[str] = "gu2021mifa"
+    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     counts_absent: ClassVar[bool] = True
     needs: ClassVar[frozenset[Capability]] = frozenset(

@@ -57,6 +57,7 @@ class Median(Reduction):
 
     name: ClassVar[str] = "median"
     paper: ClassVar[str] = "yin2018"
+    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
@@ -98,6 +99,7 @@ class TrimmedMean(Reduction):
 
     name: ClassVar[str] = "trimmed_mean"
     paper: ClassVar[str] = "yin2018"
+    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
