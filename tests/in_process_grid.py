@@ -25,6 +25,7 @@ from fedkeel.flower.node.log import public_reason
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.engine import NodeClients
+from fedkeel.flower.server.kept_sums import KeptSums
 from fedkeel.flower.server.membership import Membership
 from fedkeel.flower.wire import FORMAT, HEADER
 from fedkeel.runner.result import Result
@@ -121,18 +122,20 @@ def make_nodes(prepared: Prepared, root: Path, nodes: int = 2) -> dict[int, Node
     }
 
 
-def node_clients(prepared: Prepared, grid: Grid, settings: Flower | None = None) -> NodeClients:
+def node_clients(
+    prepared: Prepared, grid: Grid, settings: Flower | None = None, sums: KeptSums | None = None
+) -> NodeClients:
     """Return the engine of a run on a grid, once all clients are connected."""
     settings = settings or Flower(deadline_seconds=0.2, poll_seconds=0.01)
     connection = NodeConnection(grid, settings)
     membership = Membership(connection, settings, prepared.population.clients)
     membership.wait_for_clients(lambda count: count == prepared.population.clients, "all")
-    return NodeClients(prepared, connection, membership)
+    return NodeClients(prepared, connection, membership, sums=sums)
 
 
 def run_on_nodes(
     prepared: Prepared, grid: Grid, out: Path | None = None, resume: bool = False
 ) -> Result:
     """Return the result of a whole run on the nodes of a grid."""
-    engine = node_clients(prepared, grid, prepared.settings.flower)
+    engine = node_clients(prepared, grid, prepared.settings.flower, KeptSums(out, resume))
     return start(prepared, out, resume, engine=engine, trainings=engine.trainings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +14,15 @@ from fedkeel.method.registry import REGISTRY
 from fedkeel.secure.collector import Collector
 from fedkeel.secure.fixed_point import BITS, LARGEST, decoded, encoded
 from fedkeel.secure.legality import refusal, refuse_single_updates
-from fedkeel.secure.participant import Participant, threshold
-from fedkeel.secure.primitives import SecureSumError, mask, new_key, public_key, shared_key
+from fedkeel.secure.participant import Participant, Revealed, threshold
+from fedkeel.secure.primitives import (
+    SecureSumError,
+    WrongSecretError,
+    mask,
+    new_key,
+    public_key,
+    shared_key,
+)
 
 SIZE = 500
 
@@ -28,25 +36,30 @@ class Sum:
         self.least = threshold(count)
         self.collector = Collector("run 0", self.least, SIZE, self.keys)
         for number in [k for i, k in enumerate(self.people) if i not in silent]:
-            after, texts = self.people[number].share(self.keys, self.least)
+            after, texts, bound = self.people[number].share(self.keys, self.least)
             self.people[number] = after
-            self.collector.take_shares(number, texts)
+            self.collector.take_shares(number, texts, bound)
         random = np.random.default_rng(count)
         self.values = {k: random.normal(size=SIZE) for k in self.people}
         self.sent: dict[int, np.ndarray] = {}
 
     def send(self, number: int) -> None:
-        texts = self.collector.texts_for(number)
         self.people[number], vector = self.people[number].masked(
-            encoded(self.values[number]), texts
+            encoded(self.values[number]), *self.given(number)
         )
         self.sent[number] = vector
         self.collector.add(number, vector)
 
+    def given(self, number: int) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        return self.collector.texts_for(number), self.collector.commitments_for(number)
+
+    def reveal(self, number: int) -> Revealed:
+        return self.people[number].reveal(self.collector.survivors, self.collector.dropped)
+
     def total(self, helpers: int) -> np.ndarray:
-        survivors, dropped = self.collector.survivors, self.collector.dropped
-        revealed = [self.people[k].reveal(survivors, dropped) for k in survivors[:helpers]]
-        return decoded(self.collector.unmasked(revealed))
+        for number in self.collector.survivors[:helpers]:
+            self.collector.take_revealed(number, self.reveal(number))
+        return decoded(self.collector.unmasked())
 
 
 @pytest.mark.parametrize(
@@ -114,17 +127,79 @@ def test_a_participant_does_not_reveal_what_would_unmask_a_single_vector() -> No
 def test_a_vector_is_masked_once_and_never_for_too_few() -> None:
     made = Sum(5)
     number, *others = made.people
-    texts = made.collector.texts_for(number)
+    texts, bound = made.given(number)
     few = {k: texts[k] for k in others[:1]}
     vector = encoded(made.values[number])
     with pytest.raises(SecureSumError, match="too few"):
-        made.people[number].masked(vector, few)
-    swapped = {**texts, others[0]: texts[others[1]]}
-    with pytest.raises(SecureSumError, match="changed on its way"):
-        made.people[number].masked(vector, swapped)
+        made.people[number].masked(vector, few, bound)
     made.send(number)
     with pytest.raises(SecureSumError, match="out of turn"):
-        made.people[number].masked(vector, texts)
+        made.people[number].masked(vector, texts, bound)
+
+
+def changed(shares: Mapping[int, bytes], *numbers: int) -> dict[int, bytes]:
+    return {k: bytes(4) + v[4:-1] + b"x" if k in numbers else v for k, v in shares.items()}
+
+
+@pytest.mark.parametrize("what", ["seeds", "keys"])
+def test_who_reveals_a_wrong_share_is_named_and_the_others_make_the_sum(what: str) -> None:
+    made = Sum(6)
+    gone, liar, *rest = made.people
+    for number in (liar, *rest):
+        made.send(number)
+    shares = made.reveal(liar)
+    wrong = changed(getattr(shares, what), gone, rest[2])
+    with pytest.raises(WrongSecretError, match="reveals a wrong share") as error:
+        made.collector.take_revealed(liar, replace(shares, **{what: wrong}))
+    assert error.value.number == liar
+    assert liar not in made.collector.revealed
+    expected = sum(made.values[k] for k in (liar, *rest))
+    assert np.abs(made.total(6) - expected).max() <= 5 * 2.0 ** -(BITS + 1)
+
+
+@pytest.mark.parametrize("way", ["wrong texts", "wrong commitments", "other secrets"])
+def test_who_gives_wrong_shares_is_named_and_nobody_else(way: str) -> None:
+    """It may give the others what it is not bound to, or be bound to shares of another secret."""
+    made = Sum(5)
+    liar, *honest = made.people
+    person, bound = made.people[liar], made.collector.commitments[liar]
+    if way == "wrong texts":
+        texts = {k: text[:-1] + b"x" for k, text in made.collector.texts_for(liar).items()}
+        made.collector.take_shares(liar, texts, bound)
+    elif way == "wrong commitments":
+        made.collector.commitments[liar] = replace(
+            bound, shares={k: bytes(len(digests)) for k, digests in bound.shares.items()}
+        )
+    else:
+        other = replace(Participant.new(liar, "run 0"), cipher_key=person.cipher_key)
+        other = replace(other, mask_key=person.mask_key)
+        _, texts, more = other.share(made.keys, made.least)
+        made.collector.take_shares(liar, texts, replace(more, seed=bound.seed))
+    for number in made.people:
+        made.send(number)
+    for number in honest:
+        made.collector.take_revealed(number, made.reveal(number))
+    with pytest.raises(WrongSecretError) as error:
+        made.collector.unmasked()
+    assert error.value.number == liar
+
+
+def test_one_who_says_that_it_could_not_use_a_share_puts_nobody_out() -> None:
+    made = Sum(5)
+    liar, victim, *rest = made.people
+    for number in made.people:
+        made.send(number)
+    shares = made.reveal(liar)
+    silent = replace(shares, seeds={k: v for k, v in shares.seeds.items() if k != victim})
+    made.collector.take_revealed(liar, silent)
+    for number in rest[:2]:
+        made.collector.take_revealed(number, made.reveal(number))
+    with pytest.raises(SecureSumError, match="Too few") as error:
+        made.collector.unmasked()
+    assert not isinstance(error.value, WrongSecretError)
+    made.collector.take_revealed(rest[2], made.reveal(rest[2]))
+    expected = sum(made.values.values())
+    assert np.abs(decoded(made.collector.unmasked()) - expected).max() <= 5 * 2.0 ** -(BITS + 1)
 
 
 def test_keys_that_cannot_be_right_are_refused() -> None:

@@ -42,7 +42,10 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
     add_flower_app(file)
 
     def handle(message: Message, context: Context) -> Message:
-        return answer(lambda: (load(file), read_experiment(file, context)), message, context)
+        def read() -> tuple[Experiment, Experiment]:
+            return load(file), read_experiment(file, context)
+
+        return answer(file, read, message, context)
 
     for register in (app.query("describe"), app.train(), app.train("survey")):
         register(handle)

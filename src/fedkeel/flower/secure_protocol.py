@@ -5,6 +5,7 @@ A node is one participant, whichever clients it plays: it masks the sum of their
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,7 @@ from fedkeel.flower.protocol import MessageSpecs, Request
 from fedkeel.flower.wire import Header
 from fedkeel.method.round_values import Reply, uploaded_state
 from fedkeel.secure.fixed_point import in_range
-from fedkeel.secure.participant import PublicKeys, Revealed
+from fedkeel.secure.participant import Commitments, PublicKeys, Revealed
 from fedkeel.tree import State, unwalk, walk
 
 KEYS, SHARES, MASKED, UNMASK = "train.keys", "train.shares", "train.masked", "train.unmask"
@@ -50,21 +51,41 @@ def session_of(header: Header) -> str:
 
 
 class NodeKeys(Settings):
-    """The public keys of a node."""
+    """The public keys of a node in a sum.
+
+    Args:
+        node: its number.
+        cipher: as in `PublicKeys`.
+        mask: as in `PublicKeys`.
+        clients: how many clients the node was asked for.
+        signature: of `signed_text`, by the node's own key; "" where it has none.
+    """
 
     node: Node
     cipher: Hex
     mask: Hex
+    clients: int = Field(ge=1)
+    signature: Hex = ""
 
     @classmethod
-    def of(cls, node: int, keys: PublicKeys) -> NodeKeys:
-        """Return what is sent of keys."""
-        return cls(node=str(node), cipher=keys.cipher.hex(), mask=keys.mask.hex())
+    def of(cls, node: int, keys: PublicKeys, clients: int) -> NodeKeys:
+        """Return what is sent of keys, without a signature."""
+        return cls(node=str(node), cipher=keys.cipher.hex(), mask=keys.mask.hex(), clients=clients)
 
     @property
     def keys(self) -> PublicKeys:
         """The keys."""
         return PublicKeys(bytes.fromhex(self.cipher), bytes.fromhex(self.mask))
+
+    def signed_text(self, session: str, experiment: str) -> bytes:
+        """Return what a node signs: its keys, for which sum they are, and by which settings.
+
+        Args:
+            session: names the sum.
+            experiment: digest of the settings on which server and nodes have to agree.
+        """
+        facts = ["fedkeel keys of a secure sum", session, experiment]
+        return json.dumps([*facts, self.node, self.cipher, self.mask, self.clients]).encode()
 
 
 class Text(Settings):
@@ -94,9 +115,9 @@ class KeysRequest(Request):
 
 
 class KeysReply(Header):
-    """A node's public keys: the reply to `KEYS`."""
+    """A node's public keys, None where it has helped to unmask this round: the reply to `KEYS`."""
 
-    keys: NodeKeys
+    keys: NodeKeys | None
 
 
 class SharesRequest(Header):
@@ -107,9 +128,22 @@ class SharesRequest(Header):
 
 
 class SharesReply(Header):
-    """What a node has written for each other one: the reply to `SHARES`."""
+    """What a node has written for each other one: the reply to `SHARES`.
+
+    Args:
+        shares: texts that only the others can read.
+        seed: what it is bound to, of its seed.
+        bound: what it is bound to, of its shares for each node, itself too.
+    """
 
     shares: Texts
+    seed: Hex
+    bound: Texts
+
+    @property
+    def commitments(self) -> Commitments:
+        """What the node is bound to."""
+        return Commitments(bytes.fromhex(self.seed), by_node(self.bound))
 
 
 class SumRequest(Header):
@@ -118,12 +152,14 @@ class SumRequest(Header):
     Args:
         node: the number of the node.
         shares: what the other nodes have written for this one.
+        bound: what they are bound to, of these shares.
         total_weight: weights of all clients that are asked, so that shares of a mean are summed.
         clients: how many clients are asked.
     """
 
     node: Node
     shares: Texts
+    bound: Texts
     total_weight: float = Field(gt=0.0)
     clients: int = Field(ge=1)
 
@@ -232,18 +268,24 @@ class VectorLayout:
             parts.append(factor * in_range(state[path].detach().cpu().double().numpy().ravel()))
         return np.concatenate(parts)
 
-    def read(self, total: NDArray[np.float64], request: SumRequest) -> SummedReplies:
-        """Return what the sum of vectors says; `request` is what all clients were asked for."""
-        weight, count = float(total[0]) * request.total_weight, float(total[1]) * request.clients
+    def read(self, total: NDArray[np.float64], total_weight: float, clients: int) -> SummedReplies:
+        """Return what the sum of vectors says.
+
+        Args:
+            total: [n] the sum.
+            total_weight: as in `SumRequest`.
+            clients: as in `SumRequest`.
+        """
+        weight, count = float(total[0]) * total_weight, float(total[1]) * clients
         start = 3 + len(self.diagnostics)
         tensors = {}
         for path, spec in self.specs.items():
             is_weighted = path.startswith((UPDATE, BUFFERS))
-            factor = request.total_weight if is_weighted else request.clients
+            factor = total_weight if is_weighted else clients
             values = factor * total[start : start + self.sizes[path]]
             tensors[path] = torch.from_numpy(values).reshape(spec.shape).to(spec.dtype)
             start += self.sizes[path]
-        means = total[2 : 3 + len(self.diagnostics)] * request.clients / max(count, 1.0)
+        means = total[2 : 3 + len(self.diagnostics)] * clients / max(count, 1.0)
         return SummedReplies(
             weight=weight,
             clients=count,

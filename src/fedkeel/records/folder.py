@@ -16,6 +16,7 @@
                       renamed
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
                       row is whose. Gone when the run is finished
+      sums/           secure sums of a federation that no checkpoint holds yet
       report.html     written by the report
     track.json      what each tracker calls the run, where it reports to one
     tensorboard/    event files, where it reports to TensorBoard
@@ -68,7 +69,7 @@ MODEL = "model.safetensors"
 BEST_MODEL = "model-best.safetensors"
 """File in a run folder with the model of the round that run.json names as `best_model`."""
 
-_OUTPUTS = (ROWS, HISTOGRAM, PICTURES, "checkpoint", "state", "report.html")
+_OUTPUTS = (ROWS, HISTOGRAM, PICTURES, "checkpoint", "state", "sums", "report.html")
 """What a run writes beside run.json and config.toml before it is finished."""
 
 _RECORD_CHANGED = "run.json has changed since it was written"

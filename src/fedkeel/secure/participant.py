@@ -2,7 +2,11 @@
 
 Source
     Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017,
-    Figure 4, in the variant for a server that is honest but curious (no signatures).
+    Figure 4, in the variant for a server that is honest but curious.
+
+Deviations
+    A participant commits to its seed and to each share, so that a share that is wrong is found, and
+    whose it is. Keys may be signed by whoever uses this: signatures are not its business.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from pydantic import ConfigDict
 from fedkeel.secure.primitives import (
     SecureSumError,
     Words,
+    commitment,
     decrypt,
     encrypt,
     mask,
@@ -59,8 +64,24 @@ class PublicKeys:
 
 
 @dataclass(frozen=True)
+class Commitments:
+    """What a participant binds itself to when it shares its secrets.
+
+    Args:
+        seed: of the seed of its private mask.
+        shares: of the shares for each participant, itself too: that of the seed, then that of the
+            private key.
+    """
+
+    seed: bytes
+    shares: Mapping[int, bytes]
+
+
+@dataclass(frozen=True)
 class Revealed:
     """The shares that a participant reveals, by the participant whose secret they are parts of.
+
+    Those are absent of which it has no share that it could reveal.
 
     Args:
         seeds: of those in the sum: of the seed of their private mask.
@@ -87,8 +108,9 @@ class Participant:
         seed: seed of its private mask.
         threshold: participants of the sum, at least.
         peers: public keys of all participants, itself too; empty before they have shared.
-        seed_shares: its shares of the seeds of all that have shared.
-        key_shares: its shares of their mask keys.
+        sharers: who has shared secrets with it, itself too; empty before it has sent its vector.
+        seed_shares: its shares of their seeds, without those that it could not read.
+        key_shares: its shares of their mask keys, likewise.
         has_sent: whether it has sent its vector.
     """
 
@@ -99,6 +121,7 @@ class Participant:
     seed: bytes
     threshold: int = 0
     peers: Mapping[int, PublicKeys] = field(default_factory=dict)
+    sharers: frozenset[int] = frozenset()
     seed_shares: Mapping[int, bytes] = field(default_factory=dict)
     key_shares: Mapping[int, bytes] = field(default_factory=dict)
     has_sent: bool = False
@@ -119,7 +142,7 @@ class Participant:
 
     def share(
         self, peers: Mapping[int, PublicKeys], threshold: int
-    ) -> tuple[Participant, dict[int, bytes]]:
+    ) -> tuple[Participant, dict[int, bytes], Commitments]:
         """Share seed and mask key with the others: second step.
 
         Args:
@@ -127,7 +150,8 @@ class Participant:
             threshold: participants of the sum, at least.
 
         Returns:
-            The participant, and for each other one a text that only that one can read.
+            The participant, for each other one a text that only that one can read, and what it
+            binds itself to.
 
         Raises:
             SecureSumError: there are too few others, or its own keys are not among them, or keys
@@ -145,7 +169,9 @@ class Participant:
             strict=True,
         )
         sealed, seed_shares, key_shares = dict[int, bytes](), {}, {}
+        bound = dict[int, bytes]()
         for number, of_seed, of_key in shares:
+            bound[number] = share_digests(self.session, self.number, number, of_seed, of_key)
             if number == self.number:
                 seed_shares[number], key_shares[number] = of_seed, of_key
                 continue
@@ -155,18 +181,25 @@ class Participant:
             self, threshold=threshold, peers=dict(peers), seed_shares=seed_shares,
             key_shares=key_shares,
         )  # fmt: skip
-        return after, sealed
+        seed = seed_digest(self.session, self.number, self.seed)
+        return after, sealed, Commitments(seed, bound)
 
-    def masked(self, vector: Words, sealed: Mapping[int, bytes]) -> tuple[Participant, Words]:
+    def masked(
+        self, vector: Words, sealed: Mapping[int, bytes], bound: Mapping[int, bytes]
+    ) -> tuple[Participant, Words]:
         """Mask the vector: third step.
+
+        A share that it cannot read, or that is not what its sender is bound to, is left out: the
+        others may have better ones, and the masks do not depend on it.
 
         Args:
             vector: [n] what is added up.
             sealed: the texts of all others that have shared.
+            bound: what each of them has bound itself to, for its shares to this one.
 
         Raises:
-            SecureSumError: they are too few, a text is not for it, or it has sent a vector already:
-                the difference of two with the same masks would reveal something.
+            SecureSumError: they are too few, or it has sent a vector already: the difference of two
+                with the same masks would reveal something.
         """
         others = set(sealed)
         if self.has_sent or not self.peers or not others <= set(self.peers) - {self.number}:
@@ -176,13 +209,31 @@ class Participant:
         total = vector + mask(self.seed, len(vector))
         for number, text in sealed.items():
             peer = self.peers[number]
-            shares = decrypt(self._cipher(peer), text, self._context(number, self.number))
-            half = len(shares) - len(shares) // 2
-            seed_shares[number], key_shares[number] = shares[:half], shares[half:]
             common = mask(common_key(self.mask_key, peer.mask, self.session), len(vector))
             total = total + common if self.number < number else total - common
-        after = replace(self, seed_shares=seed_shares, key_shares=key_shares, has_sent=True)
+            try:
+                of_seed, of_key = self._shares_of(number, text)
+            except SecureSumError:
+                continue
+            digests = share_digests(self.session, number, self.number, of_seed, of_key)
+            if digests == bound.get(number):
+                seed_shares[number], key_shares[number] = of_seed, of_key
+        after = replace(
+            self, sharers=frozenset(others | {self.number}), seed_shares=seed_shares,
+            key_shares=key_shares, has_sent=True,
+        )  # fmt: skip
         return after, total
+
+    def _shares_of(self, number: int, text: bytes) -> tuple[bytes, bytes]:
+        """Return the shares of a seed and of a key that another one has sent.
+
+        Raises:
+            SecureSumError: the text was changed, or is not for this one.
+        """
+        key = self._cipher(self.peers[number])
+        shares = decrypt(key, text, self._context(number, self.number))
+        half = len(shares) - len(shares) // 2
+        return shares[:half], shares[half:]
 
     def reveal(self, survivors: Collection[int], dropped: Collection[int]) -> Revealed:
         """Return the shares by which the sum is unmasked: last step.
@@ -196,15 +247,15 @@ class Participant:
                 or for both secrets of one participant, by which its vector would be known.
         """
         survivors, dropped = set(survivors), set(dropped)
-        is_known = survivors | dropped == set(self.seed_shares)
+        is_known = survivors | dropped == self.sharers
         if survivors & dropped or not is_known or self.number not in survivors or not self.has_sent:
             raise SecureSumError(
                 "The shares of a secure sum are asked for in a way that is unsafe."
             )
         _check_count("would be of", len(survivors), self.threshold)
         return Revealed(
-            {number: self.seed_shares[number] for number in survivors},
-            {number: self.key_shares[number] for number in dropped},
+            {number: self.seed_shares[number] for number in survivors & set(self.seed_shares)},
+            {number: self.key_shares[number] for number in dropped & set(self.key_shares)},
         )
 
     def _cipher(self, peer: PublicKeys) -> bytes:
@@ -217,6 +268,28 @@ class Participant:
 def common_key(private: bytes, public: bytes, session: str) -> bytes:
     """Return the key of the mask that two participants have in common."""
     return shared_key(private, public, f"fedkeel mask {session}")
+
+
+def seed_digest(session: str, owner: int, seed: bytes) -> bytes:
+    """Return by what a participant binds itself to the seed of its private mask."""
+    return commitment(f"fedkeel seed {session} {owner}", seed)
+
+
+def share_digests(session: str, owner: int, holder: int, of_seed: bytes, of_key: bytes) -> bytes:
+    """Return by what a participant binds itself to the shares that it gives to another one.
+
+    >>> both = share_digests("run 0", 1, 2, bytes(36), bytes(36))
+    >>> len(both), both[:32] == both[32:]
+    (64, False)
+    """
+    return share_digest("seed", session, owner, holder, of_seed) + share_digest(
+        "key", session, owner, holder, of_key
+    )
+
+
+def share_digest(what: str, session: str, owner: int, holder: int, share: bytes) -> bytes:
+    """Return the digest of one share, of a ``seed`` or of a ``key``; see `share_digests`."""
+    return commitment(f"fedkeel share of {what} {session} {owner} {holder}", share)
 
 
 def _check_count(what: str, count: int, least: int) -> None:

@@ -8,6 +8,7 @@ in minutes. Here a mask is the key stream of AES-256 under the whole key.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 
@@ -40,8 +41,29 @@ KEY_BYTES = 32
 _NONCE_BYTES, _CHUNK, _INDEX_BYTES = 12, 16, 4
 
 
+DIGEST_BYTES = 32
+"""Bytes of a commitment."""
+
+
 class SecureSumError(FedkeelError):
     """A secure sum cannot go on."""
+
+
+class WrongSecretError(SecureSumError):
+    """What a participant has shared is not what it has committed to.
+
+    Attributes:
+        number: the participant.
+    """
+
+    number = -1
+
+    @classmethod
+    def of(cls, number: int, what: str) -> WrongSecretError:
+        """Return the error of a participant."""
+        error = cls(what)
+        error.number = number
+        return error
 
 
 def new_key() -> bytes:
@@ -96,6 +118,16 @@ def decrypt(key: bytes, data: bytes, context: str) -> bytes:
         return AESGCM(key).decrypt(nonce, sealed, context.encode())
     except (InvalidTag, ValueError):
         raise SecureSumError("A share of a secure sum was changed on its way.") from None
+
+
+def commitment(purpose: str, secret: bytes) -> bytes:
+    """Return what binds to a secret of 32 random bytes or more, and says nothing of it (SHA-256).
+
+    Args:
+        purpose: what it is for; the same secret for another purpose has another commitment.
+        secret: the secret. One that can be guessed would be found by trying.
+    """
+    return hashlib.sha256(f"{purpose}\0".encode() + secret).digest()
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:

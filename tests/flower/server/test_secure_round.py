@@ -264,7 +264,7 @@ def test_a_number_is_refused_for_its_size_and_not_for_that_of_its_share() -> Non
     made = run("fedavg")
     message = server_message(made.plan, made.server, 0.1)
     reply = train_client(made.setup, message, ClientJob(0, 0, 0), None).reply
-    request = SumRequest(node="1", shares=(), total_weight=5.0, clients=5)
+    request = SumRequest(node="1", shares=(), bound=(), total_weight=5.0, clients=5)
     vector = partial(VectorLayout.of(made).vector, made, weight=1.0, request=request)
     for factor, is_refused in ((1.0, False), (1.01, True)):
         update = {name: torch.full_like(t, factor * LARGEST) for name, t in reply.update.items()}

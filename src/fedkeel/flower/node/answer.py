@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from flwr.app import Context, Error, Message
 
@@ -10,17 +11,22 @@ from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.node.configuration import make_node, state_folder
 from fedkeel.flower.node.log import log_error, public_reason
+from fedkeel.flower.node.sums_only import app_name, hold_to_sums
 
 CLIENT_APP_RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""
 
 
 def answer(
-    read: Callable[[], tuple[Experiment, Experiment]], message: Message, context: Context
+    file: Path,
+    read: Callable[[], tuple[Experiment, Experiment]],
+    message: Message,
+    context: Context,
 ) -> Message:
     """Return the reply to a message, or a short reason why there is none.
 
     Args:
+        file: the experiment of the app.
         read: reads the experiment: as it is installed here, and as the server has set it.
         message: from the server.
         context: Flower's, with the node's configuration.
@@ -28,6 +34,7 @@ def answer(
     folder = state_folder(context.node_config)
     try:
         kind, (installed, experiment) = message.metadata.message_type, read()
+        hold_to_sums(folder, app_name(file), installed, experiment)
         node = make_node(experiment, dict(context.node_config), installed, kind)
         content = node.reply(kind, message.content)
         return Message(content, reply_to=message)

@@ -14,13 +14,14 @@ from fedkeel.flower.node.guard import Guard, check_settings
 from fedkeel.flower.node.local_data import read_local_data
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.sent_settings import check_sent
+from fedkeel.flower.node.signing import read_signing
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.privacy.kept_noise import noise_kept_in
 from fedkeel.privacy.policy import Policy, read_policy
 from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.prepare import gather, prepare
 
-_KEYS = ("partition-id", "num-partitions", "state", "data", "name", "policy")
+_KEYS = ("partition-id", "num-partitions", "state", "data", "name", "policy", "key", "peers")
 """Keys of a node's configuration. Other apps on the node may have keys of their own."""
 
 STATE = Path.home() / ".fedkeel" / "state"
@@ -39,7 +40,8 @@ def make_node(
         experiment: the same as at the server.
         config: the node's configuration: ``partition-id`` and ``num-partitions``; ``state``, the
             folder of its clients' state; with data of its own also ``data`` and ``name``;
-            ``policy``, the file of the site's own policy.
+            ``policy``, the file of the site's own policy; for secure sums ``key``, the file of the
+            key that signs, and ``peers``, that of the public keys of the nodes it trusts.
         installed: the experiment of the node's own app, without what the server has set; None where
             the server sets nothing.
         kind: type of the message that is to be answered.
@@ -56,6 +58,7 @@ def make_node(
     check_sent(experiment if installed is None else installed, experiment, policy)
     if policy is not None:
         check_settings(policy, experiment, kind)
+    signing = read_signing(_file(config, "key"), _file(config, "peers"))
     has_own_data = is_on_nodes(experiment)
     data = config.get("data")
     read = partial(read_local_data, source=data, client=number) if has_own_data else gather
@@ -65,7 +68,7 @@ def make_node(
     if not has_own_data:
         clients, name = frozenset(range(number, prepared.population.clients, max(nodes, 1))), ""
     guard = None if policy is None else Guard(policy, prepared)
-    return Node(prepared, clients, folder, name, guard)
+    return Node(prepared, clients, folder, name, guard, signing)
 
 
 def _policy(config: Mapping[str, object]) -> Policy | None:
@@ -74,16 +77,22 @@ def _policy(config: Mapping[str, object]) -> Policy | None:
     Raises:
         ConfigError: it cannot be read; the node then answers nothing.
     """
-    if "policy" not in config:
+    file = _file(config, "policy")
+    return None if file is None else read_policy(file)
+
+
+def _file(config: Mapping[str, object], name: str) -> Path | None:
+    """Return the file that a key of the configuration names, None where it does not."""
+    if name not in config:
         return None
-    file = Path(str(config["policy"])).expanduser()
+    file = Path(str(config[name])).expanduser()
     if not file.is_absolute():
         raise ConfigError(
-            "The node's configuration needs the whole path of the policy.",
-            got=f"policy = {str(file)!r}",
-            do=f"start it with --node-config 'policy=\"{file.absolute()}\" ...'",
+            f"The node's configuration needs the whole path of {name!r}.",
+            got=f"{name} = {str(file)!r}",
+            do=f"start it with --node-config '{name}=\"{file.absolute()}\" ...'",
         )
-    return read_policy(file)
+    return file
 
 
 def state_folder(config: Mapping[str, object]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
 from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.node.log import log_error, public_reason
 from fedkeel.flower.node.secure_sums import SecureSums, refuse_single_updates
+from fedkeel.flower.node.signing import UNSIGNED, Signing
 from fedkeel.flower.protocol import (
     DESCRIBE,
     EVALUATE,
@@ -67,6 +69,7 @@ from fedkeel.flower.wire import (
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.round_values import Reply, uploaded_state
 from fedkeel.records.files import write_text
+from fedkeel.tree import State, walk
 from fedkeel.version import __version__
 
 SCALE = "scale-{}-{}.json"
@@ -84,6 +87,7 @@ class Node:
         folder: where client state and the log are.
         name: the node's name, "" for none.
         guard: enforces the site's own policy, None where it has none.
+        signing: signs the node's keys in secure sums, and says whose keys it takes.
     """
 
     prepared: Prepared
@@ -91,6 +95,7 @@ class Node:
     folder: Path
     name: str = ""
     guard: Guard | None = None
+    signing: Signing = UNSIGNED
 
     @cached_property
     def specs(self) -> MessageSpecs:
@@ -117,6 +122,7 @@ class Node:
         if self.guard is not None:
             self.guard.check_run()
             self.guard.check_message(kind)
+        refuse_single_updates(self.prepared, kind)
         if kind == DESCRIBE:
             if self.guard is not None:
                 self.guard.check_plan(self.clients)
@@ -136,7 +142,9 @@ class Node:
 
     @property
     def _secure_sums(self) -> SecureSums:
-        return SecureSums(self.prepared, self.folder)
+        return SecureSums(
+            self.prepared, self.folder, self.clients, self.agreement.experiment, self.signing
+        )
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train the clients of a request and return their replies.
@@ -144,7 +152,6 @@ class Node:
         Raises:
             WireError: it is no request of this run, or not for this node.
         """
-        refuse_single_updates(self.prepared)
         request, message = self._read(content, self.specs.training)
         records = RecordDict()
         results = []
@@ -180,7 +187,18 @@ class Node:
             SecureSumError: the node has no part in this sum.
         """
         request, message = self._read(content, self.specs.training)
-        return self._secure_sums.masked(content, request, self._trained(request, message))
+        subject = self._subject(request, message)
+        trained = self._trained(request, message)
+        return self._secure_sums.masked(content, request, subject, trained)
+
+    def _subject(self, request: Request, message: Message) -> str:
+        """Return a digest of the model from which clients train, and of how they do."""
+        facts = [self.agreement.experiment, request.round, sorted(request.client_ids)]
+        digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+        model: State = {"params": dict(message.params), "buffers": dict(message.buffers)}
+        for path, tensor in walk(model):
+            digest.update(path.encode() + tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def _trained(
         self, request: Request, message: Message

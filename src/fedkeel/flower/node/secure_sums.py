@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,13 +12,23 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 
 from fedkeel import tree
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.prepared import Prepared
-from fedkeel.errors import RunError
-from fedkeel.flower.protocol import OK, RESTARTED, ClientResult, Request, TrainingReply
+from fedkeel.errors import FedkeelError
+from fedkeel.flower.node.answered_sums import AnsweredSums
+from fedkeel.flower.node.secure_secrets import Secrets, SecretsFile
+from fedkeel.flower.node.signing import Signing
+from fedkeel.flower.protocol import (
+    OK,
+    RESTARTED,
+    SURVEY,
+    TRAIN,
+    ClientResult,
+    Request,
+    TrainingReply,
+)
 from fedkeel.flower.secure_protocol import (
     SECURE,
     VECTOR,
@@ -38,32 +47,28 @@ from fedkeel.flower.secure_protocol import (
 )
 from fedkeel.flower.wire import HEADER, TENSORS, WireError, pack
 from fedkeel.method.round_values import Reply
-from fedkeel.records.files import write_bytes
 from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.secure.fixed_point import encoded
 from fedkeel.secure.participant import Participant, threshold
 from fedkeel.secure.primitives import SecureSumError, Words
 from fedkeel.tree import Tree
 
-SECRETS = "secure-sum-{}.json"
-"""File of what a node knows in a sum, by its number: nodes of one machine may share a folder. Only
-its owner may read it, and it is removed with the last step, or by the next sum."""
+NOT_FINITE = "made NaN or infinity, and sent nothing"
 
 SumStep = KeysRequest | SharesRequest | SumRequest | UnmaskRequest
 """What the server says of a sum in each step: the run, the round, the number of the node."""
 
-_PARTICIPANT = TypeAdapter(Participant)
+SINGLE = (TRAIN, SURVEY)
+"""Messages whose answers are single clients'."""
 
-NOT_FINITE = "made NaN or infinity, and sent nothing"
 
-
-def refuse_single_updates(prepared: Prepared) -> None:
-    """Refuse a request for single updates where the experiment asks for sums.
+def refuse_single_updates(prepared: Prepared, kind: str) -> None:
+    """Refuse a request for single clients' answers where the experiment asks for sums.
 
     Raises:
         WireError: it does.
     """
-    if prepared.settings.flower.secure_aggregation:
+    if prepared.settings.flower.secure_aggregation and kind in SINGLE:
         raise WireError(
             "The server asks for single updates, and the experiment has secure aggregation.",
             do="use the same experiment file at the server and here",
@@ -77,45 +82,99 @@ class SecureSums:
     Args:
         prepared: the run, as the node sees it.
         root: the node's folder.
+        clients: those that the node plays.
+        experiment: digest of the settings on which server and nodes have to agree.
+        signing: the node's own key, and those of the nodes that its site trusts.
     """
 
     prepared: Prepared
     root: Path
+    clients: frozenset[int]
+    experiment: str
+    signing: Signing
+
+    @property
+    def _answered(self) -> AnsweredSums:
+        return AnsweredSums(self.root)
 
     def begin(self, request: KeysRequest) -> RecordDict:
-        """Return new public keys; what is left of an earlier sum is forgotten."""
-        participant = Participant.new(int(request.node), session_of(request))
-        self._save(request, participant)
-        keys = NodeKeys.of(int(request.node), participant.public_keys)
+        """Return new public keys; what is left of an earlier sum is forgotten.
+
+        There are none for a round that the node has helped to unmask before.
+        """
+        keys = None
+        if not self._answered.has(request.run, request.round, self.clients):
+            participant = Participant.new(int(request.node), session_of(request))
+            self._file(request).save(Secrets(participant))
+            keys = NodeKeys.of(int(request.node), participant.public_keys, len(request.clients))
+            text = keys.signed_text(participant.session, self.experiment)
+            keys = keys.model_copy(update={"signature": self.signing.sign(text).hex()})
         return _content(KeysReply(run=request.run, round=request.round, keys=keys))
 
     def share(self, content: RecordDict) -> RecordDict:
         """Return what each other node needs to help to unmask the sum.
 
         Raises:
-            SecureSumError: the keys are too few, or not what they should be.
+            SecureSumError: the keys are too few, not what they should be, or not signed by the
+                nodes that the site trusts.
         """
         request = SharesRequest.read(content)
+        session = session_of(request)
+        self.signing.check(
+            {
+                int(item.node): (
+                    item.signed_text(session, self.experiment),
+                    bytes.fromhex(item.signature),
+                )
+                for item in request.keys
+                if item.node != request.node
+            }
+        )
         peers = {int(item.node): item.keys for item in request.keys}
         least = threshold(len(peers), self.prepared.settings.flower.secure_minimum)
-        participant, sealed = self._load(request).share(peers, least)
-        self._save(request, participant)
-        reply = SharesReply(run=request.run, round=request.round, shares=texts(sealed))
-        return _content(reply)
+        with self._taken(request) as secrets:
+            participant, sealed, bound = secrets.participant.share(peers, least)
+        clients = {int(item.node): item.clients for item in request.keys}
+        self._file(request).save(Secrets(participant, clients))
+        return _content(
+            SharesReply(
+                run=request.run,
+                round=request.round,
+                shares=texts(sealed),
+                seed=bound.seed.hex(),
+                bound=texts(bound.shares),
+            )
+        )
 
     def masked(
         self,
         content: RecordDict,
         request: Request,
+        subject: str,
         trained: Iterable[tuple[ClientResult, Reply | None]],
     ) -> RecordDict:
         """Return the masked sum of what clients would send, and a result of each.
 
+        The secrets are taken before anybody trains, so a second request at the same time, which may
+        ask for other weights, finds none.
+
+        Args:
+            content: the message.
+            request: its header.
+            subject: digest of the model, and of how the clients train from it.
+            trained: the clients' replies, which are computed as they are taken.
+
         Raises:
-            SecureSumError: the node has no part in this sum.
+            SecureSumError: the node has no part in this sum; or the server counts on more clients
+                than there can be, so that there would be too little noise.
         """
         wanted = SumRequest.read(RecordDict({HEADER: content[SECURE]}))
-        participant = self._load(wanted)
+        if (wanted.run, wanted.round) != (request.run, request.round):
+            raise SecureSumError("A secure sum is of another round than the training.")
+        secrets = self._file(wanted).take(session_of(wanted))
+        if len(request.clients) != secrets.clients.get(secrets.participant.number):
+            raise SecureSumError("A node is asked to train other clients than it was asked for.")
+        planned = self._planned(secrets, wanted)
         layout = VectorLayout.of(self.prepared)
         total: Words = np.zeros(layout.size, dtype=np.uint64)
         results, count = [], 0
@@ -124,7 +183,7 @@ class SecureSums:
                 result = self._checked(result, reply)
             if reply is not None and result.status in (OK, RESTARTED):
                 try:
-                    total += encoded(self._vector(layout, result, reply, wanted))
+                    total += encoded(self._vector(layout, result, reply, wanted, planned))
                     count += 1
                 except SecureSumError as error:
                     result = result.model_copy(update={"status": error.what})
@@ -132,23 +191,73 @@ class SecureSums:
         header = TrainingReply(run=request.run, round=request.round, clients=tuple(results))
         records = _content(header)
         if count:
-            participant, vector = participant.masked(total, by_node(wanted.shares))
-            self._save(wanted, participant)  # first: a vector must not be masked again
+            participant, vector = secrets.participant.masked(
+                total, by_node(wanted.shares), by_node(wanted.bound)
+            )
+            self._file(wanted).save(  # first: a vector must not be masked again
+                replace(secrets, participant=participant, planned=planned, subject=subject)
+            )
             records[TENSORS] = pack({VECTOR: torch.from_numpy(vector.view(np.int64))})
         return records
 
     def unmask(self, content: RecordDict) -> RecordDict:
-        """Return the shares by which the sum is unmasked, once.
+        """Return the shares by which the sum is unmasked, for one set of nodes.
+
+        The same request has the same reply again, where the first was lost on its way.
 
         Raises:
-            SecureSumError: the sum is another one, or of too few.
+            SecureSumError: the sum is another one, or of too few; or the node has helped to unmask
+                this round before, or a sum of other nodes from the same model.
         """
         request = UnmaskRequest.read(content)
-        survivors, dropped = map(int, request.survivors), map(int, request.dropped)
-        revealed = self._load(request).reveal(set(survivors), set(dropped))
-        with _disk_errors():
-            self._file(request).unlink()
-        return _content(UnmaskReply.of(request, revealed))
+        file, text = self._file(request), request.model_dump_json()
+        if before := file.kept_reply(text):
+            return _content(UnmaskReply.model_validate_json(before))
+        survivors, dropped = set(map(int, request.survivors)), set(map(int, request.dropped))
+        with self._taken(request) as secrets:
+            revealed = secrets.participant.reveal(survivors, dropped)
+            present = sum(secrets.clients[number] for number in survivors)
+            _check_noise(secrets.planned, present)
+            self._answered.add(request.run, request.round, self.clients, secrets.subject, survivors)
+        reply = UnmaskReply.of(request, revealed)
+        file.keep_reply(text, reply.model_dump_json())
+        return _content(reply)
+
+    @contextmanager
+    def _taken(self, request: SumStep) -> Iterator[Secrets]:
+        """Take the secrets of a sum for a step, and put them back where it is refused."""
+        file = self._file(request)
+        secrets = file.take(session_of(request))
+        try:
+            yield secrets
+        except FedkeelError:
+            file.save(secrets)
+            raise
+
+    def _planned(self, secrets: Secrets, wanted: SumRequest) -> int:
+        """Return the smallest number of clients that share the noise of a sum, 0 for no noise.
+
+        The server says how many clients it has asked. There cannot be more than the experiment
+        has, and of those that are to share the noise, all have to be known: each node has said of
+        how many it was asked.
+
+        Raises:
+            SecureSumError: it says too many.
+        """
+        most = self.prepared.population.clients
+        if wanted.clients > most:
+            raise SecureSumError(
+                "A secure sum is said to be of more clients than the experiment has.",
+                got=wanted.clients,
+                expected=f"at most {most}",
+            )
+        if not self.prepared.plan.reduction.sum_noise():
+            return 0
+        planned = smallest_count(self.prepared.settings.flower.quorum, wanted.clients)
+        sharers = {secrets.participant.number, *by_node(wanted.shares)}
+        known = sum(count for number, count in secrets.clients.items() if number in sharers)
+        _check_noise(planned, known)
+        return planned
 
     def _checked(self, result: ClientResult, reply: Reply) -> ClientResult:
         """Return the result of a client; its status says so where it must not be in the sum."""
@@ -162,48 +271,34 @@ class SecureSums:
         return result
 
     def _vector(
-        self, layout: VectorLayout, result: ClientResult, reply: Reply, wanted: SumRequest
+        self,
+        layout: VectorLayout,
+        result: ClientResult,
+        reply: Reply,
+        wanted: SumRequest,
+        planned: int,
     ) -> NDArray[np.float64]:
         """Return a client's vector, with its share of the noise of the sum."""
-        flower, plan = self.prepared.settings.flower, self.prepared.plan
-        deviation = plan.reduction.sum_noise()
-        if deviation > 0.0:
-            planned = smallest_count(flower.quorum, wanted.clients)
-            share = deviation / math.sqrt(planned)
+        if planned:
+            share = self.prepared.plan.reduction.sum_noise() / math.sqrt(planned)
             reply = replace(reply, update=with_noise(reply.update, share))
         job = ClientJob(0, result.client, 0)
         weight = float(self.prepared.setup.raw_weights([job], [result.examples])[0])
         return layout.vector(self.prepared, reply, weight, wanted)
 
-    def _file(self, request: SumStep) -> Path:
-        """Return the file of secrets. The run's digest names its folder: no name is received."""
-        name = hashlib.blake2b(request.run.encode(), digest_size=12).hexdigest()
-        return self.root / name / SECRETS.format(request.node)
+    def _file(self, request: SumStep) -> SecretsFile:
+        return SecretsFile(self.root, request.run, request.node)
 
-    def _save(self, request: SumStep, participant: Participant) -> None:
-        file = self._file(request)
-        with _disk_errors():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(file, _PARTICIPANT.dump_json(participant), mode=0o600)
 
-    def _load(self, request: SumStep) -> Participant:
-        """Return what the node knows in the sum of a request.
-
-        Raises:
-            SecureSumError: it has no part in this sum.
-        """
-        session = session_of(request)
-        try:
-            participant = _PARTICIPANT.validate_json(self._file(request).read_bytes())
-        except FileNotFoundError:
-            participant = None
-        except (OSError, ValidationError) as error:
-            raise SecureSumError(
-                f"The secrets of a sum are lost: {type(error).__name__}."
-            ) from None
-        if participant is None or participant.session != session:
-            raise SecureSumError("The node has no part in this secure sum, or has left it.")
-        return participant
+def _check_noise(planned: int, known: int) -> None:
+    """Refuse a sum whose noise more clients share than are known to be in it."""
+    if known < planned:
+        raise SecureSumError(
+            "A secure sum would have too little noise: more clients are to share it than have "
+            "shown their keys.",
+            got=f"{known} clients",
+            expected=f"at least {planned}, by flower.quorum",
+        )
 
 
 def with_noise(update: Tree, deviation: float) -> Tree:
@@ -227,15 +322,3 @@ def with_noise(update: Tree, deviation: float) -> Tree:
 
 def _content(header: KeysReply | SharesReply | TrainingReply | UnmaskReply) -> RecordDict:
     return RecordDict({HEADER: header.record()})
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    """Turn an error of the disk into one that the server may be told."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"The secrets of a sum cannot be kept: {error.strerror or type(error).__name__}.",
-            do="see that the node's disk has space and that the node may write to it",
-        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -39,12 +39,14 @@ from fedkeel.flower.protocol import (
     PICTURES,
     SURVEY,
     TRAIN,
+    ClientResult,
     MessageSpecs,
     NodeDescription,
     Request,
 )
 from fedkeel.flower.secure_protocol import MASKED, SECURE
 from fedkeel.flower.server.connection import NodeConnection, NodeReply
+from fedkeel.flower.server.kept_sums import KeptSums
 from fedkeel.flower.server.membership import Membership, pack_descriptions
 from fedkeel.flower.server.outliers import (
     outlying_answers,
@@ -60,7 +62,8 @@ from fedkeel.flower.server.replies import (
     read_states,
 )
 from fedkeel.flower.server.requests import NewState, Requests
-from fedkeel.flower.server.secure_round import SECURE_SUM, SecureRound
+from fedkeel.flower.server.secure_exchange import SECURE_SUM, SkippedRoundError
+from fedkeel.flower.server.secure_round import SecureRound, resumed
 from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecord
 from fedkeel.flower.server.trainings import NodeTrainings
 from fedkeel.flower.wire import TENSORS, WireError, of_client, unpack
@@ -84,6 +87,7 @@ class NodeClients(KeepsClientStates):
         descriptions: where the data is on the nodes alone, so that they evaluate: what each
             client's node has said of its data. It is saved in the checkpoint, for a run that goes
             on without some nodes.
+        sums: keeps secure sums from one checkpoint to the next; None keeps none.
 
     Attributes:
         trainings: those of a server that does not wait for its clients, else None.
@@ -95,6 +99,7 @@ class NodeClients(KeepsClientStates):
         connection: NodeConnection,
         membership: Membership,
         descriptions: Mapping[int, NodeDescription] | None = None,
+        sums: KeptSums | None = None,
     ) -> None:
         setup, capacity = prepared.setup, prepared.largest_cohort
         self._prepared, self._setup = prepared, setup
@@ -112,6 +117,9 @@ class NodeClients(KeepsClientStates):
         secure = [SECURE_SUM] if self._settings.secure_aggregation else []
         self._traffic = TrafficRecord([*needs.down, *needs.up, *secure])
         self._requests = Requests(prepared, membership, self._traffic)
+        self._sums = sums or KeptSums(None)
+        self._requests.go_on_as(self._sums.run)
+        self._liars: set[int] = set()  # nodes that are left out of secure sums
         self.trainings: NodeTrainings | None = None
         if prepared.plan.policy is not None:
             self._taken = TakenReplies(self._reader, self._traffic)
@@ -188,14 +196,52 @@ class NodeClients(KeepsClientStates):
         Raises:
             TrainingError: too few of them, or of their nodes, replied before a deadline.
         """
+        kept = self._sums.load(self._requests.run, message.round)
+        trained, lost = self._buffers.gather(np.zeros(0, dtype=np.int64)), list[int]()
+        results: Sequence[ClientResult] = ()
+        try:
+            if kept is None:
+                secure = self._masked(message, jobs, tick)
+                lost = secure.lost
+                unmasking = None if secure.is_lost else secure.unmasking(self._sums)
+            else:
+                lost = list(kept[0].lost)
+                unmasking = resumed(
+                    self._prepared, self._connection, self._traffic, self._sums, *kept
+                )
+            if unmasking is not None:
+                try:
+                    trained = unmasking.make()
+                    results = unmasking.kept.trained
+                finally:
+                    self._liars |= unmasking.liars
+        except SkippedRoundError as error:
+            self._traffic.add_fault(error.what, jobs)
+        self._new_states = {
+            item.client: NewState(message.round + 1, item.state_digest) for item in results
+        }
+        self._round = message.round
+        return replace(trained, remote=self._traffic.account(lost))
+
+    def _masked(
+        self, message: Message, jobs: Mapping[int, ClientJob], tick: ReportProgress
+    ) -> SecureRound:
+        """Have clients train, and return the round with the masked sum of what they send.
+
+        Raises:
+            SkippedRoundError: nodes have answered for this round before.
+            TrainingError: too few clients, or nodes, replied before a deadline.
+        """
         requests = self._requests_of(message, jobs)
+        for node in self._liars & set(requests):
+            self._traffic.add_fault("left out: its node has lied", requests.pop(node).client_ids)
         connected = [client for item in requests.values() for client in item.client_ids]
         self._record_absent(jobs, connected, 0.0, "")
         secure = SecureRound(
             self._prepared, self._connection, self._traffic, self._reader, requests
         )
-        collector = secure.begin()
-        further = secure.sum_requests(collector, list(jobs.values()))
+        secure.begin()
+        further = secure.sum_requests(list(jobs.values()))
         sent = {node: requests[node] for node in further}
         enough = smallest_count(self._settings.enough, len(jobs))
         replies = self._send(
@@ -204,18 +250,10 @@ class NodeClients(KeepsClientStates):
         )  # fmt: skip
         for reply, request in replies:
             before = len(secure.trained)
-            secure.receive(reply, request, collector)
+            secure.receive(reply, request)
             tick(len(secure.trained) - before)
         self._check_quorum(message, len(jobs), len({*secure.trained, *secure.lost}))
-        if secure.is_lost(collector):
-            trained = self._buffers.gather(np.zeros(0, dtype=np.int64))
-        else:
-            trained = secure.finish(collector)
-        self._new_states = {
-            k: NewState(message.round + 1, item.state_digest) for k, item in secure.trained.items()
-        }
-        self._round = message.round
-        return replace(trained, remote=self._traffic.account(secure.lost))
+        return secure
 
     def _ask(
         self,
@@ -394,6 +432,7 @@ class NodeClients(KeepsClientStates):
     def saved(self) -> None:
         """Note that the checkpoint of the last state is complete."""
         self._requests.saved()
+        self._sums.discard(self._round)
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take what the server knew of the clients' states at a checkpoint."""

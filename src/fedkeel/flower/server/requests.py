@@ -77,6 +77,12 @@ class Requests:
         """The server's name for the run."""
         return f"{self._prepared.key}-{int(self._run_number[0]):016x}"
 
+    def go_on_as(self, run: str) -> None:
+        """Take the name that a run of the same key had before it could save any checkpoint."""
+        key, _, number = run.rpartition("-")
+        if key == self._prepared.key:
+            self._run_number[0] = int(number, 16)
+
     # --- requests --------------------------------------------------------------------------------
 
     def headers(self, message: Message, jobs: Mapping[int, ClientJob]) -> dict[int, Request]:

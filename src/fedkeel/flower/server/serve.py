@@ -19,6 +19,7 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.protocol import Agreement, NodeDescription
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.engine import NodeClients
+from fedkeel.flower.server.kept_sums import KeptSums
 from fedkeel.flower.server.membership import ClientData, Membership, unpack_descriptions
 from fedkeel.flower.server.placeholder import placeholder
 from fedkeel.method.grammar import parse
@@ -155,7 +156,8 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     )
     display = LinesWithFaults(Console())
     with display, interrupts(display.stopping):
-        engine = NodeClients(prepared, connection, membership, descriptions)
+        sums = KeptSums(options.out, options.resume)
+        engine = NodeClients(prepared, connection, membership, descriptions, sums)
         return start(
             prepared,
             options.out,

@@ -68,6 +68,14 @@ class TrafficRecord:
         self.faults[key] = sorted({*self.faults.get(key, []), *clients})
         self._clients.setdefault(stage, set()).update(clients)
 
+    def restore(
+        self, faults: Mapping[str, Sequence[int]], down: Mapping[str, int], up: Mapping[str, int]
+    ) -> None:
+        """Go on from what another process has recorded of the round."""
+        self.down, self.up = dict(down), dict(up)
+        self.faults = {reason: list(clients) for reason, clients in faults.items()}
+        self._clients = {"": {client for clients in faults.values() for client in clients}}
+
     def clients_with_faults(self, stage: str = "") -> set[int]:
         """Return the clients for which something went wrong in training, or in another stage."""
         return self._clients.get(stage, set())
