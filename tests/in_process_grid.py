@@ -34,6 +34,9 @@ from fedkeel.runner.start import start
 Edit = Callable[[str, RecordDict], RecordDict | None]
 """(message type, reply) -> what is sent in its place; None for no reply at all."""
 
+Ask = Callable[[int, str, RecordDict], RecordDict]
+"""(node, message type, request) -> what a server that lies asks in its place."""
+
 
 def across(content: RecordDict) -> RecordDict:
     """Return a content as a receiver sees it, after a way through bytes."""
@@ -66,6 +69,8 @@ class InProcessGrid(Grid):
     nodes: dict[int, Node]
     edits: dict[int, Edit] = field(default_factory=dict)
     sizes: list[tuple[str, str, int]] = field(default_factory=list)
+    ask: Ask = lambda node, kind, content: content
+    refused: list[str] = field(default_factory=list)  # why nodes did not answer
 
     def __post_init__(self) -> None:
         TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = 1, 1, 1
@@ -100,9 +105,11 @@ class InProcessGrid(Grid):
         if node not in self.nodes:
             return []
         try:
-            reply = self.nodes[node].reply(kind, across(message.content))
+            content = across(self.ask(node, kind, message.content))
+            reply = self.nodes[node].reply(kind, content)
             edited = self.edits.get(node, lambda kind, reply: reply)(kind, reply)
         except FedkeelError as error:
+            self.refused.append(str(error))
             return [Message(Error(1, public_reason(error)), reply_to=message)]
         return [] if edited is None else [Message(across(edited), reply_to=message)]
 

@@ -24,16 +24,18 @@ from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.flower.secure_protocol import SumRequest, VectorLayout
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
+from fedkeel.method.round_values import Server
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.runs import main_settings
+from fedkeel.runner import loop
 from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.result import Result
 from fedkeel.secure.fixed_point import LARGEST, decoded, encoded
 from fedkeel.secure.legality import refusal
 from fedkeel.secure.primitives import SecureSumError
-from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
+from in_process_grid import InProcessGrid, changed, header_of, make_nodes, run_on_nodes
 from toys import MARK, NaN, Net, federation, prepared
 
 QUICK = config.Flower(deadline_seconds=0.3, poll_seconds=0.01, quorum=0.5)
@@ -290,3 +292,126 @@ def test_one_loss_begins_a_method_anew(tmp_path: Path) -> None:
     rows = run_on_nodes(made, grid).rows[1:]
     assert [row.clients for row in rows] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
     assert rows[1].faults == {"lost its client state; the method begins anew": [1]}
+
+
+# ---- a round is answered once -------------------------------------------------------------------
+
+
+def stopped(made: Prepared, root: Path, monkeypatch: pytest.MonkeyPatch, round: int = 0) -> None:
+    """Make a run whose server is killed after a sum is unmasked, and before its checkpoint."""
+    step = loop.server_round
+
+    def kill(plan: object, server: Server, *values: object) -> object:
+        if server.round == round:
+            raise KeyboardInterrupt
+        return step(plan, server, *values)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "server_round", kill)
+        with pytest.raises(KeyboardInterrupt):
+            on_nodes(made, root, out=root / "run")
+
+
+def resumed(made: Prepared, root: Path, gone: Collection[int] = ()) -> Result:
+    """Go on with it, without some of the nodes."""
+    grid = grid_of(make_nodes(made, root, nodes=CLIENTS))
+    for client in gone:
+        grid.edits[node_of(client)] = silent(["train.keys", "train.unmask"])
+    return run_on_nodes(made, grid, root / "run", resume=True)
+
+
+@pytest.mark.parametrize("round", [0, 1])
+def test_a_server_that_is_killed_after_unmasking_goes_on_with_the_same_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, round: int
+) -> None:
+    """Without a node that was in it, to the bit: nobody is asked for the round again."""
+    made = run("scaffold", rounds=3)
+    whole = on_nodes(made, tmp_path / "whole")
+    stopped(made, tmp_path / "killed", monkeypatch, round)
+    rest = resumed(made, tmp_path / "killed", gone=() if round == 0 else [4])
+    last = rest.rows[round + 1]
+    assert last.clients == [0, 1, 2, 3, 4]
+    assert last.bytes_up == whole.rows[round + 1].bytes_up
+    assert last.train_loss == whole.rows[round + 1].train_loss
+    if round == 0:
+        assert all(torch.equal(rest.params[k], whole.params[k]) for k in whole.params)
+    else:
+        assert rest.rows[3].clients == [0, 1, 2, 3]
+    assert not (tmp_path / "killed" / "run" / "sums").exists()
+
+
+def test_a_round_that_cannot_be_unmasked_any_more_is_skipped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has lost what it kept. Two sums, one without node 4, would tell its update."""
+    privacy = fk.Privacy(epsilon=8.0, delta=1e-3)
+    made = run("fedavg", rounds=3, privacy=privacy, cohort=fk.Cohort(clients=CLIENTS))
+    whole = on_nodes(made, tmp_path / "whole")
+    stopped(made, tmp_path / "a", monkeypatch, round=1)
+    for file in (tmp_path / "a" / "run" / "sums").iterdir():
+        file.unlink()
+    rows = resumed(made, tmp_path / "a", gone=[4]).rows
+    assert [row.clients for row in rows[1:]] == [[0, 1, 2, 3, 4], [], [0, 1, 2, 3]]
+    assert rows[2].dropped == [0, 1, 2, 3, 4]
+    assert (
+        "skipped: nodes have helped to unmask this round before, and do so once" in rows[2].faults
+    )
+    assert [row.epsilon for row in rows] == [row.epsilon for row in whole.rows]
+
+
+def test_a_new_run_from_the_same_model_is_answered_for_the_same_nodes_only(
+    tmp_path: Path,
+) -> None:
+    made = run("fedavg", rounds=1)
+    first = on_nodes(made, tmp_path, out=tmp_path / "first")
+    again = on_nodes(made, tmp_path, out=tmp_path / "again")
+    assert difference(first, again, made) < 1e-12
+    with pytest.raises(TrainingError, match="Too few participants help to unmask"):
+        on_nodes(made, tmp_path, {4: "train.keys"}, tmp_path / "third")
+    reasons = " ".join(RunFolder(tmp_path / "third").read_run().message.split())
+    assert "Too few participants" in reasons
+    file = tmp_path / "0" / "answered-sums.jsonl"
+    file.write_text(file.read_text() + "\n{cut off")  # by a kill: nothing was sent for it
+    other = replace(made, settings=made.settings.model_copy(update={"seed": 3}))
+    assert on_nodes(other, tmp_path, {4: "train.keys"}).rows[1].clients == [0, 1, 2, 3]
+
+
+# ---- who lies -----------------------------------------------------------------------------------
+
+
+def lying(field: str, client: int = 2) -> Callable[[str, RecordDict], RecordDict]:
+    """A node whose shares, or whose texts for the others, are wrong."""
+
+    def edit(kind: str, reply: RecordDict) -> RecordDict:
+        if field in header_of(reply):
+            items = header_of(reply)[field]
+            for item in items:
+                item["data"] = item["data"][:-2] + ("00" if item["data"][-2:] != "00" else "01")
+            return changed(reply, **{field: items})
+        return reply
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("field", "first", "words"),
+    [
+        ("seeds", [0, 1, 2, 3, 4], "it reveals a wrong share"),
+        ("shares", [], "it gave shares to others that they could not use"),
+        ("bound", [], "it gave shares to others that they could not use"),
+    ],
+)
+def test_a_node_that_lies_is_named_and_left_out(
+    tmp_path: Path, field: str, first: list[int], words: str
+) -> None:
+    """Where the others can unmask the sum they do; else nobody can, and the round is skipped."""
+    made = run("fedavg", rounds=2)
+    grid = grid_of(make_nodes(made, tmp_path, nodes=CLIENTS))
+    grid.edits[node_of(0)] = lying(field)
+    rows = run_on_nodes(made, grid, tmp_path / "run").rows[1:]
+    assert [row.clients for row in rows] == [first, [1, 2, 3, 4]]
+    assert rows[0].faults[f"unmask: left out of this and all later rounds: {words}"] == [0]
+    assert rows[1].faults == {"left out: its node has lied": [0]}
+    named = {client for row in rows for reason, clients in row.faults.items()
+             if not reason.startswith("skipped") for client in clients}  # fmt: skip
+    assert named == {0}

@@ -75,12 +75,11 @@ def _check_sums(app: str, file: Path, least: int, asked: Flower) -> None:
         return
     raise PolicyError(
         f"This node takes part in {app:.80} for secure sums, and sends nothing else for it.",
-        got=f"secure_aggregation = {str(asked.secure_aggregation).lower()}, "
-        f"secure_minimum = {asked.secure_minimum}",
-        expected=f"secure_aggregation = true, sums of {least} nodes at least",
+        got=f"sums of {_minimum(asked)} nodes" if asked.secure_aggregation else "single updates",
+        expected=f"sums of {least} nodes at least",
         why="the app's own file says so, or a run of it that this node has joined",
-        do="submit the run with these settings; or, if the site agrees to less, remove "
-        f"{file} and change the app's file",
+        do=f"submit the run with secure_aggregation = true, secure_minimum = {least}; or, if the "
+        f"site agrees to less, change the app's file and remove {file}",
     )
 
 

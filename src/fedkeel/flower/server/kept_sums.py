@@ -7,10 +7,9 @@ reply as it comes; the sum follows from them to the bit.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,11 +21,12 @@ from safetensors.numpy import save_file
 from fedkeel.config import Settings
 from fedkeel.errors import RunError
 from fedkeel.flower.protocol import ClientResult
-from fedkeel.flower.secure_protocol import Hex, NodeKeys, Texts, UnmaskReply, by_node, texts
+from fedkeel.flower.secure_protocol import Hex, Node, NodeKeys, Texts, UnmaskReply, by_node, texts
+from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.records.files import synchronise, write_bytes
 from fedkeel.secure.collector import Collector
 from fedkeel.secure.participant import Commitments, Revealed
-from fedkeel.secure.primitives import Words
+from fedkeel.secure.primitives import SecureSumError, Words
 
 FOLDER = "sums"
 """Folder of the kept sums in a run folder."""
@@ -106,6 +106,35 @@ class KeptSum(Settings):
         )
 
 
+class KeptShares(Settings):
+    """What nodes have revealed of a sum so far, and the account of the round with that.
+
+    Args:
+        revealed: their replies, by the node's number.
+        faults: as in `KeptSum`.
+        down: as in `KeptSum`.
+        up: as in `KeptSum`.
+    """
+
+    revealed: dict[Node, UnmaskReply]
+    faults: dict[str, tuple[int, ...]]
+    down: dict[str, int]
+    up: dict[str, int]
+
+    @classmethod
+    def of(cls, revealed: Mapping[int, Revealed], traffic: TrafficRecord) -> KeptShares:
+        """Return what is kept of what was revealed."""
+        replies = {
+            str(node): UnmaskReply(seeds=texts(item.seeds), keys=texts(item.keys))
+            for node, item in revealed.items()
+        }
+        faults = {reason: tuple(clients) for reason, clients in traffic.faults.items()}
+        return cls(revealed=replies, faults=faults, down=traffic.down, up=traffic.up)
+
+
+_TRAFFIC = ("faults", "down", "up")
+
+
 class KeptSums:
     """The sums of a run that no checkpoint holds yet.
 
@@ -141,7 +170,7 @@ class KeptSums:
             os.replace(temporary, file)
             synchronise(self._folder)
 
-    def keep_revealed(self, kept: KeptSum, revealed: dict[int, Revealed]) -> None:
+    def keep_revealed(self, round: int, shares: KeptShares) -> None:
         """Write what nodes have revealed of a sum so far.
 
         Raises:
@@ -149,13 +178,9 @@ class KeptSums:
         """
         if self._folder is None:
             return
-        values = {
-            str(node): UnmaskReply(seeds=texts(item.seeds), keys=texts(item.keys)).model_dump()
-            for node, item in revealed.items()
-        }
         with self._disk_errors():
-            file = self._folder / _SHARES.format(kept.round)
-            write_bytes(file, json.dumps(values).encode(), mode=0o600)
+            file = self._folder / _SHARES.format(round)
+            write_bytes(file, shares.model_dump_json().encode(), mode=0o600)
 
     def load(self, run: str, round: int) -> tuple[KeptSum, Collector] | None:
         """Return a sum with what nodes have revealed of it, None where it was not kept.
@@ -172,11 +197,12 @@ class KeptSums:
         with self._disk_errors(), safe_open(file, framework="np") as opened:
             collector = kept.collector(opened.get_tensor(_TOTAL).view(np.uint64))
         try:
-            values = json.loads(shares.read_bytes()) if shares.exists() else {}
-            for node, item in values.items():
-                reply = UnmaskReply.model_validate_json(json.dumps(item))
-                collector.take_revealed(int(node), reply.revealed)
-        except (OSError, ValueError) as error:
+            if shares.exists():
+                found = KeptShares.model_validate_json(shares.read_bytes())
+                for node, reply in found.revealed.items():
+                    collector.take_revealed(int(node), reply.revealed)
+                kept = kept.model_copy(update={k: getattr(found, k) for k in _TRAFFIC})
+        except (OSError, ValueError, SecureSumError) as error:
             raise self._damaged(shares, error) from None
         return kept, collector
 

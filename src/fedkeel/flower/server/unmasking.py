@@ -17,7 +17,7 @@ from fedkeel.flower.secure_protocol import (
     UnmaskRequest,
     VectorLayout,
 )
-from fedkeel.flower.server.kept_sums import KeptSum, KeptSums
+from fedkeel.flower.server.kept_sums import KeptShares, KeptSum, KeptSums
 from fedkeel.flower.server.secure_exchange import SecureExchange, SkippedRoundError, failed
 from fedkeel.method.round_values import Replies
 from fedkeel.secure.collector import Collector
@@ -149,7 +149,8 @@ class Unmasking:
             except SecureSumError as error:
                 self.exchange.fault(node, error.what, UNMASK_STAGE)
             else:
-                self.sums.keep_revealed(self.kept, collector.revealed)
+                shares = KeptShares.of(collector.revealed, self.exchange.traffic)
+                self.sums.keep_revealed(self.kept.round, shares)
 
     def _put_out(self, error: WrongSecretError) -> None:
         """Name a node that has lied, and have it left out from now on."""
