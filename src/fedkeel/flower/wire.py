@@ -22,7 +22,7 @@ from fedkeel.engine.spec import TensorSpec
 from fedkeel.errors import FedkeelError
 from fedkeel.tree import State, unwalk, walk
 
-FORMAT = 3
+FORMAT = 4
 """Version of the messages. Another version is refused."""
 
 HEADER, TENSORS, DIAGNOSTICS, SCORES = "header", "tensors", "diagnostics", "scores"

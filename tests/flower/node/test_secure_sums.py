@@ -77,7 +77,7 @@ def asked(app: Path, state: Path, settings: str = "", kind: str = "query.describ
     content = with_header(RecordDict(), {"run": "", "round": 0})
     message = Message(content, 1, kind)
     context = Context(1, 1, node, RecordDict(), config)  # type: ignore[arg-type]
-    reply = answer(file, lambda words: read_experiment(file, words), message, context)
+    reply = answer(file, lambda: (load(file), read_experiment(file, context)), message, context)
     return str(reply.error.reason) if reply.has_error() else ""
 
 
