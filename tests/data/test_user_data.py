@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,12 @@ import torch
 from PIL import Image
 from pyarrow import csv
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 import fedkeel as fk
+from fedkeel.data.read.folders import read_folder
 from fedkeel.data.read.scaling import measure_scale
+from fedkeel.data.read.user_data import like
 
 RNG = np.random.default_rng(0)
 ROWS = {"north": 40, "south": 30}
@@ -130,6 +133,133 @@ def test_mappings_and_images_are_examples() -> None:
     assert data.label_names == ("a", "b")
     with pytest.raises(fk.FedkeelError, match="an example has 2 inputs"):
         fk.dataset(Images())
+
+
+class Listed:
+    """A map-style data set of a list, with the class names of torchvision where there are some."""
+
+    def __init__(self, items: list[Any], classes: list[str] | None = None) -> None:
+        self.items = items
+        if classes is not None:
+            self.classes, self.class_to_idx = classes, {name: k for k, name in enumerate(classes)}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]
+
+
+def in_modes() -> list[Image.Image]:
+    """Pictures of all modes that are read: of half a red, half a transparent or a blue square."""
+    colour = np.zeros((4, 6, 3), dtype=np.uint8)
+    colour[:, :3], colour[:, 3:] = (220, 30, 30), (30, 30, 220)
+    rgb = Image.fromarray(colour)
+    alpha = rgb.copy()
+    alpha.putalpha(Image.fromarray(np.repeat([[255, 255, 255, 0, 0, 0]], 4, 0).astype(np.uint8)))
+    return [
+        rgb.convert("L"),  # the first is grey
+        rgb,
+        rgb.quantize(4),
+        rgb.convert("1"),
+        rgb.convert("CMYK"),
+        rgb.convert("YCbCr"),
+        alpha,
+        alpha.convert("LA"),
+        alpha.quantize(4),
+    ]
+
+
+def test_images_of_data_sets_are_read_as_those_of_folders(tmp_path: Path) -> None:
+    pictures = in_modes()
+    for k, picture in enumerate(pictures):
+        folder = tmp_path / "images" / ("red", "blue")[k % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        kind = "tif" if picture.mode in ("CMYK", "YCbCr") else "png"
+        picture.save(folder / f"{k}.{kind}")
+    expected = {}
+    raw = read_folder(tmp_path / "images", None)
+    files = sorted((tmp_path / "images").rglob("*.*"))
+    for file, pixels in zip(files, raw.x, strict=True):
+        expected[int(file.stem)] = pixels.float() / 255
+    data = fk.dataset(Listed([(picture, 0) for picture in pictures]))
+    assert data.shape == (3, 4, 6)
+    for k in range(len(pictures)):
+        assert torch.equal(data.x[k], expected[k]), pictures[k].mode
+    # all examples of all clients, and of the test set, have one mode
+    clients = fk.from_clients(
+        {"a": Listed([(pictures[0], 0)] * 4), "b": Listed([(pictures[2], 1)])}
+    )
+    assert clients.data.shape == (3, 4, 6)
+    assert torch.equal(clients.data.x[0], expected[0])
+    test = like(clients.data, Listed([(pictures[0], 0)]), "test")
+    assert torch.equal(test.x[0], expected[0])
+    deep = Image.fromarray(np.full((4, 6), 40_000, dtype=np.uint16))
+    with pytest.raises(fk.FedkeelError, match="image of example 0 has a kind of pixel"):
+        fk.dataset(Listed([(deep, 0)]))
+    with pytest.raises(fk.FedkeelError, match=r"palette(.|\n)*convert"):
+        fk.dataset([pictures[2], pictures[2]], [0, 1])
+
+
+def test_class_names_of_data_sets_align_the_clients() -> None:
+    one = [(np.ones(2), 0), (np.zeros(2), 1)]
+    sites = {"a": Listed(one, ["cat", "dog"]), "b": Listed(one, ["dog", "emu"])}
+    clients = fk.from_clients(sites)
+    assert clients.data.label_names == ("cat", "dog", "emu")
+    assert clients.data.y.tolist() == [0, 1, 1, 2]
+    part = fk.from_clients({"a": Subset(sites["a"], [1]), "b": sites["b"]})
+    assert part.data.y.tolist() == [1, 1, 2]
+    for test in (sites["b"], fk.dataset(sites["b"])):
+        assert like(clients.data, test, "test").y.tolist() == [1, 2]
+    with pytest.raises(fk.FedkeelError, match="number their classes in several ways"):
+        fk.dataset(ConcatDataset(list(sites.values())))
+    alike = ConcatDataset([sites["a"], Listed(one, ["cat", "dog"])])
+    assert fk.dataset(alike).label_names == ("cat", "dog")
+    with pytest.raises(fk.FedkeelError, match=r"client c has numbers as labels(.|\n)*several"):
+        fk.from_clients({**sites, "c": (np.ones((2, 2)), [0, 1])})
+    kept = fk.from_clients({"a": Listed(one, ["z", "b"]), "c": (np.ones((2, 2)), [0, 1])})
+    assert kept.data.label_names == ("z", "b")
+    assert kept.data.y.tolist() == [0, 1, 0, 1]
+
+
+def test_rows_of_a_tokenizer_are_inputs_by_name() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {
+        "input_ids": [[5, 7, 0], [3, 0, 0], [2, 2, 9], [8, 1, 0]],
+        "attention_mask": [[1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]],
+        "label": [0, 1, 1, 0],
+    }
+    split = datasets.Dataset.from_dict(rows)
+
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            mask = attention_mask[..., None].float()
+            out: torch.Tensor = self.out((self.words(input_ids) * mask).sum(1))
+            return out
+
+    for one in (split, split.with_format("torch")):
+        clients = fk.from_clients({"a": one, "b": one.select([1, 2])})
+        assert clients.data.x["input_ids"].tolist()[4:] == rows["input_ids"][1:3]
+        assert clients.data.x["attention_mask"].dtype == torch.int64
+        result = fk.run(
+            "fedavg",
+            task=fk.Task(Bag),
+            clients=clients,
+            test=one,
+            rounds=2,
+            local=fk.Local(lr=0.1, epochs=1, batch_size=2),
+            engine=fk.Engine(kind="sequential"),
+            progress=False,
+        )
+        assert result.rows[-1].test.examples == 4
+    more = split.add_column("idx", [0, 1, 2, 3])
+    with pytest.raises(fk.FedkeelError, match=r"drop=\['idx'\]"):
+        fk.from_clients({"a": more})
+    assert set(fk.from_clients({"a": more}, drop=["idx"]).data.x) == {"input_ids", "attention_mask"}
 
 
 class Endless(IterableDataset):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -95,6 +96,9 @@ def check_in_memory(values: object, what: str) -> None:
                     do="make arrays of them, such as x = numpy.stack([numpy.asarray(data[i][0]) "
                     "for i in range(len(data))]) and y = [int(data[i][1]) for ...]",
                 )
+        for kind in kinds:
+            if hasattr(kind, "getbands"):
+                _check_modes([value for value in level if type(value) is kind], what)
         if not any(issubclass(kind, _LISTS) for kind in kinds):
             return
         lists = {id(value): value for value in level if isinstance(value, _LISTS)}
@@ -104,6 +108,19 @@ def check_in_memory(values: object, what: str) -> None:
         got=f"lists within lists, more than {_MAX_AXES} deep",
         do="give an array; a list may not hold itself",
     )
+
+
+def _check_modes(images: Sequence[Any], what: str) -> None:
+    """Refuse images of Pillow whose numbers are those of a palette, not of colours."""
+    for number, image in enumerate(images):
+        if image.mode in ("P", "PA"):
+            raise DataError(
+                f"{what}: an image has a palette.",
+                got=f"image {number} of Pillow's mode {image.mode!r}",
+                why="its numbers are places in a palette and no colours",
+                do='convert it: image.convert("RGB"); or give a data set, len(data) and data[i], '
+                "whose images are read as those of a folder",
+            )
 
 
 def _may_be_endless(kind: type) -> bool:

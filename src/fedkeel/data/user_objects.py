@@ -13,12 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.data.read.image_files import image_pixels
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.memory import format_bytes, free_memory
 from fedkeel.user_code import one_line, where_raised
 
 _TARGETS = ("label", "labels", "target", "y")
 """What a target is called where nobody says."""
+
+TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+"""What a tokenizer of Hugging Face makes of a text; models take these inputs by name."""
 
 _ARRAYS = ("__array__", "__array_interface__", "__array_struct__", "__array_namespace__")
 
@@ -28,7 +32,7 @@ class Unpacked:
     """What a data set of another library holds. N examples.
 
     Args:
-        x: [N, ...] inputs.
+        x: [N, ...] inputs; several by name where it holds tokens.
         y: [N, ...] targets.
         label_names: names of the labels where it has them, in the order of their numbers.
         warnings: what a user should know about it.
@@ -67,7 +71,8 @@ def unpack(value: Any, name: str, target: str | None, drop: Sequence[str] = ()) 
 
     Raises:
         DataError: an example cannot be read, which names it and where the error was raised; it is
-            no pair, has another shape than the first; they do not fit into memory.
+            no pair, has another shape than the first, or is an image of a kind that is not read;
+            they do not fit into memory; chained data sets number their classes in several ways.
     """
     if not hasattr(value, "__getitem__") or not hasattr(value, "__len__"):
         raise DataError(
@@ -82,33 +87,125 @@ def unpack(value: Any, name: str, target: str | None, drop: Sequence[str] = ()) 
     count = len(value)
     if count == 0:
         raise DataError(f"{name}: there are no examples.", do="check the file or the split")
-    label_names: tuple[str, ...] = ()
+    label_names = _class_names(value, name)
     if is_hugging_face(value):
         target = target_of(value.column_names, name, target)
         label_names = tuple(getattr(value.features[target], "names", None) or ())
     first, label = _example(value, 0, name, target, drop)
     again, _ = _example(value, 0, name, target, drop)
-    x = _room(count, first, name)
+    columns = {key: _Column(array, count, name) for key, array in first.items()}
     labels = [label]
-    x[0] = first
     for i in range(1, count):
         one, label = _example(value, i, name, target, drop)
-        if one.shape != first.shape:
+        if one.keys() != first.keys():
             raise DataError(
-                f"{name}: the inputs have several shapes.",
-                got=f"{one.shape} of example {i}",
-                expected=f"{first.shape}, as of example 0",
-                do="pad or crop what differs",
+                f"{name}: example {i} has other inputs than example 0.",
+                got=", ".join(map(repr, one)),
+                expected=", ".join(map(repr, first)),
             )
-        x[i] = one
+        for key, column in columns.items():
+            column.put(i, one[key])
         labels.append(label)
     warnings: tuple[str, ...] = ()
-    if not np.array_equal(first, again, equal_nan=first.dtype.kind == "f"):
+    if not all(_is_same(first[key].array, again[key].array) for key in first):
         warnings = (
             f"{name} gives other numbers each time an example is read, and it was read once: give "
             "random changes as augment to fedkeel.run, which repeats them bit for bit",
         )
-    return Unpacked(x, np.array(labels), label_names, warnings)
+    x = {key: column.values for key, column in columns.items()}
+    y = np.array(labels)
+    return Unpacked(x.get("", x), y, _fitting_names(label_names, y), warnings)
+
+
+@dataclass(frozen=True)
+class _Input:
+    """One input of an example, and whether it is an image."""
+
+    array: NDArray[Any]
+    is_image: bool = False
+
+
+class _Column:
+    """Room for an input of all examples [N, ...], of which the first one is there.
+
+    A grey image among coloured ones becomes coloured, as in a folder.
+    """
+
+    def __init__(self, first: _Input, count: int, name: str) -> None:
+        self._name = name
+        self.values = _room(count, first.array, name)
+        self.values[0] = first.array
+
+    def put(self, row: int, one: _Input) -> None:
+        """Take the input of an example, or refuse one of another shape."""
+        array = one.array
+        if one.is_image and array.shape[1:] == self.values.shape[2:]:
+            if len(array) > self.values.shape[1]:
+                self.values = np.repeat(self.values, len(array), axis=1)
+            elif len(array) < self.values.shape[1]:
+                array = np.repeat(array, self.values.shape[1], axis=0)
+        if array.shape != self.values.shape[1:]:
+            raise DataError(
+                f"{self._name}: the inputs have several shapes.",
+                got=f"{array.shape} of example {row}",
+                expected=f"{self.values.shape[1:]}, as of example 0",
+                do="pad or crop what differs",
+            )
+        self.values[row] = array
+
+
+def _is_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+
+
+def has_images(value: Any) -> bool:  # noqa: ANN401 - a data set of any library that can be read
+    """Return whether the inputs of a data set are images of Pillow."""
+    item = value[0]
+    inputs = item.values() if isinstance(item, Mapping) else item[:1]
+    return any(map(_is_image, inputs))
+
+
+def _is_image(value: object) -> bool:
+    return hasattr(value, "getbands") and hasattr(value, "convert")
+
+
+def _class_names(value: Any, name: str) -> tuple[str, ...]:  # noqa: ANN401
+    """Return the names of the labels of a data set as those of torchvision have them.
+
+    Their ``classes`` are the names in the order of their numbers. A subset has those of its whole.
+    """
+    if getattr(value, "target_transform", None) is not None:  # numbers are others than of `classes`
+        return ()
+    parts = getattr(value, "datasets", None)
+    if isinstance(parts, (list, tuple)) and parts:
+        names = {_class_names(part, name) for part in parts}
+        if len(names) > 1:
+            raise DataError(
+                f"{name}: data sets that are chained number their classes in several ways.",
+                got="; ".join(", ".join(map(repr, each[:6])) or "no names" for each in names),
+                why="the same number would be another class",
+                do="give each data set as a client of its own, which aligns them by name; or make "
+                "the classes of all the same",
+            )
+        return names.pop()
+    if hasattr(value, "indices") and hasattr(value, "dataset"):
+        return _class_names(value.dataset, name)
+    names_of = getattr(value, "classes", None)
+    if not isinstance(names_of, (list, tuple)) or not all(isinstance(n, str) for n in names_of):
+        return ()
+    numbers = getattr(value, "class_to_idx", None)
+    ordered = tuple(names_of)
+    if isinstance(numbers, Mapping) and set(numbers) == set(ordered):
+        ordered = tuple(sorted(ordered, key=lambda one: numbers[one]))
+        if sorted(numbers.values()) != list(range(len(ordered))):
+            return ()
+    return ordered if len(set(ordered)) == len(ordered) else ()
+
+
+def _fitting_names(names: tuple[str, ...], y: NDArray[Any]) -> tuple[str, ...]:
+    """Return the names of labels, none where the targets are other than numbers of these."""
+    is_labels = y.ndim == 1 and y.dtype.kind in "iu" and len(y) > 0
+    return names if is_labels and y.min() >= 0 and y.max() < len(names) else ()
 
 
 def target_of(keys: Sequence[str], name: str, target: str | None) -> str:
@@ -141,8 +238,8 @@ def _example(
     name: str,
     target: str | None,
     drop: Sequence[str],
-) -> tuple[NDArray[Any], Any]:
-    """Return the input and the target of an example."""
+) -> tuple[dict[str, _Input], Any]:
+    """Return the input of an example, under "", or several by name, and its target."""
     try:
         item = value[index]
     except Exception as error:  # a user's data set may raise anything
@@ -155,16 +252,23 @@ def _example(
     if isinstance(item, Mapping):
         label_key = target_of(list(item), name, target)
         inputs = [key for key in item if key != label_key and key not in drop]
+        others = [key for key in inputs if key not in TOKENS]
+        if len(inputs) > 1 and not others:
+            arrays = {key: _as_input(item[key], index, f"{name}: {key}") for key in inputs}
+            return arrays, _as_plain(item[label_key])
         if len(inputs) != 1:
+            surplus = others if len(others) < len(inputs) else []
             raise DataError(
                 f"{name}: an example has {len(inputs)} inputs.",
-                got=", ".join(map(repr, inputs[:12])) or "the target alone",
-                expected="one input and one target",
-                do="leave out what is no input: drop=[...]",
+                got=", ".join(map(repr, inputs[:12])) or "only the target",
+                expected="one input and one target, or what a tokenizer makes, by name: "
+                + ", ".join(TOKENS),
+                do=f"leave out what is no input: drop={surplus or '[...]'}; several inputs can be "
+                "given as arrays: ({name: x, ...}, y)",
             )
-        return _as_array(item[inputs[0]], index, name), _as_plain(item[label_key])
+        return {"": _as_input(item[inputs[0]], index, name)}, _as_plain(item[label_key])
     if isinstance(item, (tuple, list)) and len(item) == 2:
-        return _as_array(item[0], index, name), _as_plain(item[1])
+        return {"": _as_input(item[0], index, name)}, _as_plain(item[1])
     raise DataError(
         f"{name}: example {index} is no pair of input and target.",
         got=f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__,
@@ -172,11 +276,17 @@ def _example(
     )
 
 
-def _as_array(value: Any, index: int, name: str) -> NDArray[Any]:  # noqa: ANN401
-    """Return an input as an array; an image of Pillow as [C, H, W] in [0, 1]."""
+def _as_input(value: Any, index: int, name: str) -> _Input:  # noqa: ANN401
+    """Return an input; an image of Pillow as [C, H, W] in [0, 1], as the images of a folder."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    is_image = hasattr(value, "getbands") and hasattr(value, "convert")
+        return _Input(value.detach().cpu().numpy())
+    if _is_image(value):
+        what = f"{name}: the image of example {index}"
+        try:
+            pixels = image_pixels(value, what)
+        except (OSError, SyntaxError, ValueError) as error:  # Pillow at a damaged file
+            raise DataError(f"{what} cannot be read.", got=one_line(error)) from error
+        return _Input(np.ascontiguousarray(pixels, dtype=np.float32) / np.float32(255), True)
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise DataError(
@@ -185,11 +295,7 @@ def _as_array(value: Any, index: int, name: str) -> NDArray[Any]:  # noqa: ANN40
             expected="a tensor, an array, numbers, or an image",
             do="turn it into numbers in the data set",
         )
-    if not is_image:
-        return array
-    array = array[:, :, None] if array.ndim == 2 else array
-    scale = 255 if array.dtype == np.uint8 else 1
-    return np.ascontiguousarray(array.transpose(2, 0, 1), dtype=np.float32) / np.float32(scale)
+    return _Input(array)
 
 
 def _as_plain(value: Any) -> Any:  # noqa: ANN401 - whatever a target is

@@ -9,12 +9,17 @@ from dataclasses import replace
 
 import torch
 
+from fedkeel.engine.base import Engine
+from fedkeel.engine.prepared import Prepared
 from fedkeel.method.round_values import Server
 from fedkeel.records.client_models import client_files, client_names
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
-from fedkeel.records.pictures import PICTURES, Pictures
+from fedkeel.records.pictures import PICTURES
 from fedkeel.records.row_file import ROWS
 from fedkeel.records.run_record import BestModel, RunRecord, Status
+from fedkeel.runner.client_models import ClientModels
+from fedkeel.runner.kept_models import client_models
+from fedkeel.runner.pictures import measure_pictures
 from fedkeel.runner.result import Result
 from fedkeel.tree import Tree
 
@@ -57,17 +62,20 @@ def ended(
 def finish(
     result: Result,
     folder: RunFolder | None,
-    pictures: Pictures | None = None,
-    client_models: Iterable[tuple[int, Tree]] = (),
+    prepared: Prepared,
+    server: Server,
+    engine: Engine | None,
+    models: ClientModels | None,
 ) -> Result:
     """Write how a run ended; a finished one leaves its models and no more client state.
 
     Args:
         result: the result.
         folder: the run folder, None of a run in memory.
-        pictures: counts of what the last model answers.
-        client_models: clients that have models of their own, with these; each is kept in memory
-            or written before the next one is taken.
+        prepared: the run.
+        server: after the last round.
+        engine: keeps what clients keep; None after an error.
+        models: the clients' models, where each client trains alone.
 
     Returns:
         The result with its record as it was written.
@@ -75,20 +83,25 @@ def finish(
     Raises:
         RunError: the folder cannot be written to.
     """
-    record = result.record
+    record, files = result.record, client_files(client_names(result.record))
+    alive = engine if record.status == "finished" else None
+    kept: Iterable[tuple[int, Tree]] = ()
+    if alive is not None and record.engine.kind != "flower":  # there they stay on the nodes
+        kept = client_models(alive, prepared, server)
     if folder is None:
-        files = client_files(client_names(record))
-        return replace(result, client_modules={files[k]: module for k, module in client_models})
+        return replace(result, client_modules={files[k]: module for k, module in kept})
     if record.status == "finished":
         digests = {ROWS: folder.complete_rows(), **folder.histogram_digest()}
+        pictures = None
+        if alive is not None:
+            pictures = measure_pictures(alive, prepared, server, models)
         if pictures is not None:
             digests[PICTURES] = folder.save_pictures(pictures)
         for name, module in ((MODEL, result.module), (BEST_MODEL, result.best_module)):
             if module:
                 arrays = {key: tensor.numpy() for key, tensor in module.items()}
                 digests[name] = folder.save_model(arrays, name)
-        files = client_files(client_names(record))
-        for client, module in client_models:
+        for client, module in kept:
             arrays = {key: tensor.numpy() for key, tensor in module.items()}
             digests[files[client]] = folder.save_model(arrays, files[client])
         record = replace(record, digests=digests)

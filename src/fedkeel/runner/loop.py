@@ -24,7 +24,6 @@ from fedkeel.method.server_memory import copy_memory, reset_client_sums
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.records.baselines import LOCAL
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.pictures import Pictures
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.attack import with_success_rate
@@ -41,15 +40,12 @@ from fedkeel.runner.evaluate import (
     with_test_scores,
 )
 from fedkeel.runner.finish import ended, finish, server_on_processor
-from fedkeel.runner.kept_models import client_models
-from fedkeel.runner.pictures import measure_pictures
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
 from fedkeel.runner.server_table import ServerTable
 from fedkeel.runner.training import Training
 from fedkeel.system.schedule import Due
 from fedkeel.system.trainings import Trainings
-from fedkeel.tree import Tree
 
 
 class Run:
@@ -284,14 +280,7 @@ class Run:
         with suppress(RunError) if lenient else ExitStack():
             if self._checkpoints is not None and self._rows and self._is_recorded:
                 self._checkpoints.save(server)
-            pictures: Pictures | None = None
-            models: Iterable[tuple[int, Tree]] = ()
-            if status == "finished" and engine is not None:
-                if self._folder is not None:
-                    pictures = measure_pictures(engine, self._prepared, server, self._models)
-                if self._record.engine.kind != "flower":
-                    models = client_models(engine, self._prepared, server)
-            result = finish(result, self._folder, pictures, models)
+            result = finish(result, self._folder, self._prepared, server, engine, self._models)
             self._record = result.record
         self._callbacks.on_run_end(result)
         return result

@@ -51,7 +51,7 @@ def read_image_size(path: Path) -> ImageSize:
         return _checked_size(path, image)
 
 
-def _checked_size(path: Path, image: Any) -> ImageSize:  # noqa: ANN401 - Pillow has no types here
+def _checked_size(path: object, image: Any) -> ImageSize:  # noqa: ANN401 - no types of Pillow here
     """Return the size of an image that is open, and refuse one that is not read."""
     mode, (width, height) = image.mode, image.size
     pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
@@ -68,7 +68,7 @@ def _checked_size(path: Path, image: Any) -> ImageSize:  # noqa: ANN401 - Pillow
             f"{path} has a kind of pixel that is not read.",
             got=f"Pillow's mode {mode!r}",
             expected="8-bit grey or colour",
-            do="convert the images to 8 bits, or put their numbers into an .npz file",
+            do="convert the images to 8 bits, or give their numbers: an .npz file, or arrays",
         )
     if pages > 1:
         raise DataError(
@@ -93,15 +93,33 @@ def read_image(path: Path, channels: int) -> Pixels:
     Raises:
         DataError: not an image, or cut short.
     """
+    with _opened(path) as image:
+        return image_pixels(image, str(path), channels)
+
+
+def image_pixels(image: Any, name: str, channels: int | None = None) -> Pixels:  # noqa: ANN401
+    """Return the pixels of an image of Pillow, as those of a file are read.
+
+    Args:
+        image: the image.
+        name: what to call it in messages.
+        channels: 1 for grey or 3 for red, green, blue; None takes what the image has.
+
+    Returns:
+        [channels, H, W] bytes; what is transparent is laid on white.
+
+    Raises:
+        DataError: as in `read_image_size`.
+    """
     from PIL import Image
 
-    with _opened(path) as image:
-        _checked_size(path, image)
-        is_transparent = image.has_transparency_data
-        full = image.convert("RGBA") if is_transparent or image.mode == "P" else image
-        if is_transparent:
-            full = Image.alpha_composite(Image.new("RGBA", image.size, "white"), full)
-        pixels = np.array(full.convert("L" if channels == 1 else "RGB"))
+    size = _checked_size(name, image)
+    channels = channels or size.channels
+    is_transparent = image.has_transparency_data
+    full = image.convert("RGBA") if is_transparent or image.mode == "P" else image
+    if is_transparent:
+        full = Image.alpha_composite(Image.new("RGBA", image.size, "white"), full)
+    pixels = np.array(full.convert("L" if channels == 1 else "RGB"))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 

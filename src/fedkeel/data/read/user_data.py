@@ -29,7 +29,13 @@ from fedkeel.data.read.raw_examples import RawExamples
 from fedkeel.data.read.scaling import Scale, normalise, normalise_clients
 from fedkeel.data.read.tables import PANDAS_INDEX, TableFormat, examples_of_table
 from fedkeel.data.table_schema import TableSchema
-from fedkeel.data.user_objects import is_data_set, is_hugging_face, target_of, unpack
+from fedkeel.data.user_objects import (
+    has_images,
+    is_data_set,
+    is_hugging_face,
+    target_of,
+    unpack,
+)
 from fedkeel.data.values import Values, joined, only_tensor, shape_of
 from fedkeel.errors import DataError
 
@@ -199,7 +205,7 @@ def like(train: Dataset, value: Examples, name: str, normalize: bool = True) -> 
         DataError: they cannot be read, or do not fit the training data.
     """
     if isinstance(value, Dataset):
-        return value
+        return value.with_label_names(train.label_names, name) if train.label_names else value
     if _is_raw(value):
         if train.schema is None:
             raise DataError(
@@ -209,6 +215,10 @@ def like(train: Dataset, value: Examples, name: str, normalize: bool = True) -> 
         return _like_table(train, train.schema, value, name)
     tokens = isinstance(train.x, Tensor) and not train.x.is_floating_point()
     data = _of_arrays(value, name, Reading(tokens=tokens), "")
+    if isinstance(train.shape, tuple) and len(train.shape) == 3:
+        data = _with_channels(data, value, train.shape[0])
+    if train.label_names:
+        data = data.with_label_names(train.label_names, name)
     if not normalize or (train.scale is None and not train.client_scales):
         return data
     x = _scaled(only_tensor(data.x, "standardising"), train, name)
@@ -381,6 +391,7 @@ def _join_arrays(
         for name, value in values.items()
     ]
     datasets = [_of_arrays(value, what, reading, what) for what, _, value in parts]
+    datasets = _in_one_mode(datasets, [value for _, _, value in parts])
     first = datasets[0]
     for (what, _, _), part in zip(parts, datasets, strict=True):
         pairs = (part.shape, first.shape), (shape_of(part.y), shape_of(first.y))
@@ -391,8 +402,7 @@ def _join_arrays(
                     got=f"{shape} for one example",
                     expected=f"{expected}",
                 )
-    all_names = {part.label_names for part in datasets}
-    names = first.label_names if len(all_names) == 1 else in_order(set().union(*all_names))
+    names = _common_names([what for what, _, _ in parts], datasets)
     datasets = [
         part.with_label_names(names, what)
         for (what, _, _), part in zip(parts, datasets, strict=True)
@@ -417,6 +427,46 @@ def _join_arrays(
     return _normalised(both, count, settings.normalize), count
 
 
+def _common_names(whats: Sequence[str], datasets: Sequence[Dataset]) -> tuple[str, ...]:
+    """Return the names of labels by which all clients are numbered, () where there are none.
+
+    Raises:
+        DataError: some clients name their labels, each in its own order, and others do not.
+    """
+    named = {part.label_names for part in datasets if part.label_names}
+    if len(named) < 2:
+        return named.pop() if named else ()
+    for what, part in zip(whats, datasets, strict=True):
+        if not part.label_names and part.has_labels:
+            raise DataError(
+                f"{what} has numbers as labels, and others have names in several orders.",
+                why="which name a number means is not known",
+                do="give it names too: fedkeel.dataset(x, y, label_names=[...])",
+            )
+    return in_order(set().union(*named))
+
+
+def _in_one_mode(datasets: Sequence[Dataset], values: Sequence[Examples]) -> list[Dataset]:
+    """Return data sets of images with one number of channels: grey ones become coloured."""
+    out = list(datasets)
+    shapes = [part.shape for part in out]
+    if len(set(map(str, shapes))) == 1:
+        return out
+    widest = max((s[0] for s in shapes if isinstance(s, tuple) and len(s) == 3), default=0)
+    for k, (part, value) in enumerate(zip(datasets, values, strict=True)):
+        out[k] = _with_channels(part, value, widest)
+    return out
+
+
+def _with_channels(data: Dataset, value: Examples, channels: int) -> Dataset:
+    """Return grey images of a data set with as many channels; anything else as it is."""
+    is_grey = isinstance(data.shape, tuple) and len(data.shape) == 3 and data.shape[0] == 1
+    if channels <= 1 or not is_grey or not is_data_set(value) or not has_images(value):
+        return data
+    x = only_tensor(data.x, "an image")
+    return replace(data, x=x.expand(-1, channels, -1, -1).contiguous())
+
+
 def _joined_inputs(parts: Sequence[Values], in_files: bool) -> Values:
     """Return the inputs of all clients, which stay in files where they are in such."""
     if len(parts) == 1:
@@ -434,7 +484,7 @@ def _of_arrays(value: Examples, name: str, reading: Reading, what: str) -> Datas
     if is_data_set(value):
         read = unpack(value, name, reading.target, reading.drop)
         value, more = (read.x, read.y), {"warnings": read.warnings}
-        if read.label_names:
+        if read.label_names and reading.classes in (None, len(read.label_names)):
             more["label_names"] = read.label_names
         elif isinstance(read.y, np.ndarray) and read.y.dtype.kind == "U":
             numbers, more["label_names"] = encode(read.y)
