@@ -63,7 +63,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "solve": LEAVES,
     "method": LEAVES | {"config", "data", "task", "solve"},
     "privacy": LEAVES | {"config", "data", "task", "solve", "method"},
-    "predict": LEAVES | {"config", "data", "task"},
+    "trust": frozenset({"config", "errors", "named_code", "records"}),
+    "predict": LEAVES | {"config", "data", "task", "trust"},
     "robust": DOMAIN | {"solve"},
     "secure": DOMAIN,
     "engine": DOMAIN | {"robust"},
@@ -72,10 +73,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     "system": DOMAIN | {"engine", "cost"},
     "leakage": DOMAIN | {"engine", "runner", "study"},
     "runner": DOMAIN
-    | {"engine", "cost", "diagnose", "report", "robust", "secure", "system", "track"},
+    | {"engine", "cost", "diagnose", "report", "robust", "secure", "system", "track", "trust"},
     "study": DOMAIN | {"engine", "cost", "diagnose", "runner", "report", "track"},
     "flower": DOMAIN
-    | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure", "system"},
+    | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure", "system"}
+    | {"trust"},
     "conformance": DOMAIN | {"engine", "cost", "runner"},
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report", "leakage"},
 }

@@ -13,6 +13,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    TRUST,
     document,
     page_written,
     say,
@@ -24,6 +25,7 @@ def audit(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     attacks: str = typer.Option(
         None, "--attacks", metavar="NAMES", help="E.g. dlg,labels; all but lira else."
     ),
@@ -65,7 +67,7 @@ def audit(
     }
     values = {name: value for name, value in chosen.items() if value is not None}
     wanted = config.build(config.Audit, values, "audit")
-    experiment = read_experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings, trust=trust)
     out = Path("runs") / f"{experiment.name}-audit" if out is None else out
     console = stderr()
     ingredients = gather(experiment)

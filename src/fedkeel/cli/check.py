@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, document
+from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, TRUST, document
 from fedkeel.errors import counted
 
 
@@ -12,6 +12,7 @@ def check(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     as_json: bool = JSON,
 ) -> None:
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
@@ -22,7 +23,7 @@ def check(
     from fedkeel.runner.manifest import describe_run
     from fedkeel.runner.prepare import gather, prepare
 
-    experiment = read_experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings, trust=trust)
     prepared = prepare(experiment, gather(experiment))
     check_disk(prepared, Path("runs") / experiment.name)
     record = describe_run(prepared)

@@ -13,6 +13,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    TRUST,
     default_folder,
     document,
     page_written,
@@ -26,6 +27,7 @@ def compare(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     methods: str = typer.Option(
         None,
         "--methods",
@@ -58,7 +60,7 @@ def compare(
     from fedkeel.runner.progress import progress_display
     from fedkeel.study.compare import compare as compare_methods
 
-    experiment = read_experiment(path, preset, settings, diagnose)
+    experiment = read_experiment(path, preset, settings, diagnose, trust=trust)
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )

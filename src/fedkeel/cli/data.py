@@ -16,6 +16,7 @@ from fedkeel.cli.common import (
     JSON,
     PRESET,
     SET,
+    TRUST,
     Command,
     Group,
     document,
@@ -105,13 +106,14 @@ def inspect(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     as_json: bool = JSON,
 ) -> None:
     """Show how an experiment divides its data: sizes, and each client's labels."""
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.runner.prepare import gather
 
-    experiment = read_experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings, trust=trust)
     federation = gather(experiment).clients(experiment.seed)
     sizes = federation.sizes.tolist()
     if as_json:

@@ -12,6 +12,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    TRUST,
     document,
     page_written,
     say,
@@ -24,6 +25,7 @@ def doctor(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     rounds: int = typer.Option(None, "--rounds", min=1, help="Rounds of a trial; 20 else."),
     methods: str = typer.Option(
         None, "--methods", help="Methods that are tried, separated by commas; all that suit else."
@@ -54,7 +56,7 @@ def doctor(
     from fedkeel.runner.progress import WithoutScores, progress_display
     from fedkeel.study.doctor import examine
 
-    experiment = read_experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings, trust=trust)
     out = Path("runs") / f"{experiment.name}-doctor" if out is None else out
     console = stderr()
     chosen = None if methods is None else split_expressions(methods)

@@ -7,7 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedkeel.config import Experiment, load
+from fedkeel.config.code_names import code_names
 from fedkeel.errors import ConfigError, did_you_mean
+from fedkeel.records.folder import RunFolder
+from fedkeel.trust import check_trusted
 
 
 def read_experiment(
@@ -15,6 +18,7 @@ def read_experiment(
     preset: str | None,
     overrides: list[str] | None,
     diagnose: str | None = None,
+    trust: bool = False,
 ) -> Experiment:
     """Read the experiment that a command was given.
 
@@ -23,9 +27,11 @@ def read_experiment(
         preset: name of an experiment that comes with fedkeel, in place of a path.
         overrides: settings that are changed, as ``KEY=VALUE``.
         diagnose: kinds of diagnostics, in place of those in the file.
+        trust: whether code may be imported that a run folder names which was not made here.
 
     Raises:
         ConfigError: none was given, or two, or it cannot be read.
+        RunError: it is a run folder that names code, was not made here, and is not trusted.
     """
     if (path is None) == (preset is None):
         raise ConfigError(
@@ -43,4 +49,9 @@ def read_experiment(
             raise ConfigError(f"There is no preset {preset!r}.", do=do)
         path = Path(str(folder.joinpath(f"{preset}.toml")))
     changed = [*(overrides or ()), *([f"diagnose.kinds={diagnose}"] if diagnose else [])]
-    return load(path / "config.toml" if os.path.isdir(path) else path, changed)
+    file = path / "config.toml" if os.path.isdir(path) else path
+    experiment = load(file, changed)
+    if os.path.isdir(path) or RunFolder(file.parent).holds(file):
+        by_folder = {(k, v) for k, v in code_names(experiment) if not any(v in c for c in changed)}
+        check_trusted(file.parent, by_folder, trust)
+    return experiment

@@ -14,6 +14,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    TRUST,
     Command,
     Group,
     default_folder,
@@ -32,6 +33,7 @@ def up(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     nodes: int = typer.Option(3, "--nodes", min=1, help="SuperNodes, which share the clients."),
     data: list[str] = typer.Option(None, "--data", help="Data of one node; repeatable."),
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
@@ -49,7 +51,7 @@ def up(
     from fedkeel.report.page import write_report
     from fedkeel.runner.progress import progress_display
 
-    experiment = read_experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings, trust=trust)
     out = default_folder(experiment.name, "run") if out is None else out
     console = stderr()
     count, needed = len(data or ()), experiment.partition.clients or 0
@@ -102,6 +104,7 @@ def export(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     out: Path = typer.Option(..., "--out", help="Folder of the app."),
 ) -> None:
     """Write a complete Flower app: the experiment, both ends, and a README with every command."""
@@ -110,7 +113,7 @@ def export(
     from fedkeel.flower.export import export as write
 
     console = stderr()
-    experiment = read_experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings, trust=trust)
     for module in write(experiment, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
     if experiment.engine.device == "cuda" or experiment.engine.devices:

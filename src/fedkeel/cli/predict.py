@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import JSON, document, say, stderr, writing
+from fedkeel.cli.common import JSON, TRUST, document, say, stderr, writing
 
 RUN = typer.Argument(..., metavar="RUN", help="Run folder of a finished run.")
 WHICH = typer.Option(
@@ -27,6 +27,7 @@ def predict(
     ),
     out: Path = typer.Option(None, "--out", help="CSV file that is written; standard output else."),
     as_json: bool = JSON,
+    trust: bool = TRUST,
 ) -> None:
     """Apply a trained model to new data, made ready as in training.
 
@@ -37,7 +38,7 @@ def predict(
     from fedkeel.records.files import write_text
 
     whose = None if _is_for_scale(run, client) else client
-    predictions = load(run, which=which, client=whose).predict(data, client=client)
+    predictions = load(run, which=which, client=whose, trust=trust).predict(data, client=client)
     table = predictions.table()
     for warning in predictions.warnings:
         say(stderr(), f"warning: {warning}")
@@ -75,6 +76,7 @@ def export(
     client: str = typer.Option(
         None, "--client", help="Whose own model, where each client has one."
     ),
+    trust: bool = TRUST,
 ) -> None:
     """Write a trained model for programs without fedkeel, as ONNX or for torch.export.load.
 
@@ -82,7 +84,7 @@ def export(
     """
     from fedkeel.predict.trained_model import load
 
-    model = load(run, which=which, client=client)
+    model = load(run, which=which, client=client, trust=trust)
     with writing(file):
         model.export(file)
     say(stderr(), f"wrote {file}")

@@ -14,6 +14,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    TRUST,
     default_folder,
     document,
     page_written,
@@ -26,6 +27,7 @@ def run(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
     resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
     diagnose: str = DIAGNOSE,
@@ -49,7 +51,7 @@ def run(
     from fedkeel.runner.tracking import trackers
     from fedkeel.study.comparison import Comparison
 
-    experiment = read_experiment(path, preset, settings, diagnose)
+    experiment = read_experiment(path, preset, settings, diagnose, trust=trust)
     if out is None:
         is_folder = path is not None and os.path.isdir(path)
         out = path if is_folder else default_folder(experiment.name, "run")

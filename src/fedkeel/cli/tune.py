@@ -12,6 +12,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    TRUST,
     document,
     say,
     stderr,
@@ -22,6 +23,7 @@ def tune(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
     settings: list[str] = SET,
+    trust: bool = TRUST,
     methods: str = typer.Option(
         None,
         "--methods",
@@ -56,7 +58,7 @@ def tune(
 
     budget = {"trials": trials, "seeds": seeds}
     overrides = [f"tune.{name}={value}" for name, value in budget.items() if value is not None]
-    experiment = read_experiment(path, preset, [*(settings or ()), *overrides])
+    experiment = read_experiment(path, preset, [*(settings or ()), *overrides], trust=trust)
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedkeel.config import Experiment, toml
+from fedkeel.config.code_names import code_names
 from fedkeel.data.values import count_of, rows_of
 from fedkeel.errors import ModelError, RunError
 from fedkeel.predict.answers import Predictions, answer
@@ -25,6 +26,7 @@ from fedkeel.records.run_record import RunRecord
 from fedkeel.task.losses import LOSSES, OF_QUANTITIES
 from fedkeel.task.models import make
 from fedkeel.task.outputs import scores_of
+from fedkeel.trust import check_trusted
 from fedkeel.user_code import one_line, where_raised
 
 ModelLike = nn.Module | Callable[[], nn.Module]
@@ -125,6 +127,7 @@ def load(
     which: str = "last",
     model: ModelLike | None = None,
     client: str | None = None,
+    trust: bool = False,
 ) -> TrainedModel:
     """Load the trained model of a finished run, with the preparation of its inputs.
 
@@ -136,10 +139,13 @@ def load(
             where the class is. The module is copied.
         client: whose own model, where each client has one; its inputs are then made ready as that
             client's. None takes the model of all clients.
+        trust: whether the module of a class that the run names may be imported where the run was
+            not made by this user on this machine.
 
     Raises:
         RunError: it is no finished run, a file of it has changed, it has no single model, or none
-            of the client, or its parameters do not fit the module.
+            of the client, or its parameters do not fit the module; or it names code, and is not
+            trusted.
         ModelError: the module cannot be made.
     """
     folder = RunFolder(Path(run))
@@ -158,6 +164,9 @@ def load(
             do='take a client\'s (client=), or train with model.buffers = "average", or without '
             "batch normalisation",
         )
+    if model is None and settings is not None:
+        names = code_names(settings)
+        check_trusted(folder.path, {item for item in names if item[0] == "model.name"}, trust)
     dtype = torch.float64 if record.engine.dtype == "float64" else torch.float32
     module = _module(record, settings, state, model).to(dtype)
     try:
@@ -252,9 +261,8 @@ def _module(
             do=f"give it: fedkeel.load(RUN, model={record.model.name})",
         )
     with torch.random.fork_rng(devices=[]):
-        return make(
-            record.model.name, record.data.shape, _outputs(record, state), record.model.args
-        )
+        wanted = settings.model  # whose mark was looked at; the record has none
+        return make(wanted.name, record.data.shape, _outputs(record, state), wanted.args)
 
 
 def _outputs(record: RunRecord, state: dict[str, Tensor]) -> int:

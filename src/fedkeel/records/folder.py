@@ -17,6 +17,7 @@
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
                       row is whose. Gone when the run is finished
       sums/           secure sums of a federation that no checkpoint holds yet
+      made-here.json  a mark of the user who made the run, where its settings name code
       report.html     written by the report
     track.json      what each tracker calls the run, where it reports to one
     tensorboard/    event files, where it reports to TensorBoard
@@ -101,6 +102,10 @@ class RunFolder:
     def state(self) -> Path:
         """The folder of client state, where that lives on disk."""
         return self.path / "state"
+
+    def holds(self, file: Path) -> bool:
+        """Return whether a file is the settings of the run in this folder."""
+        return file.name == "config.toml" and self.exists()
 
     def exists(self) -> bool:
         """Return whether the folder holds a run."""

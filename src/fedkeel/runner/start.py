@@ -25,6 +25,7 @@ from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.result import Result
 from fedkeel.runner.warnings import values_not_seen
 from fedkeel.system.trainings import Trainings
+from fedkeel.trust import mark_as_made_here
 from fedkeel.version import __version__
 
 
@@ -88,6 +89,7 @@ def _start(
             record = describe_run(prepared, choice)
             folder.clear()
             folder.start(record, text)
+            mark_as_made_here(folder.path, prepared.settings)
             _save_histogram(folder, prepared)
             return Run(prepared, record, folder, callbacks, engine, trainings).make()
         if before.status == "finished":

@@ -153,7 +153,14 @@ def test_the_policy_is_asked_before_a_model_is_built(
 VALUES = {
     *("name", "track.project", "track.group", "engine.devices", "system.classes"),
     *("data.label", "data.client", "data.drop", "data.categories", "data.labels"),
-    *("data.text.column", "model.args", "model.head", "model.lora.layers", "model.lora.train"),
+    *(
+        "partition.holdout_by",
+        "data.text.column",
+        "model.args",
+        "model.head",
+        "model.lora.layers",
+        "model.lora.train",
+    ),
     *("compare.methods", "tune.space", "tune.method"),
 }
 """Settings that hold texts which name neither code nor a place: columns, labels, layers, devices;

@@ -28,6 +28,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.warnings import find_warnings
+from fedkeel.trust import mark_as_made_here
 
 STATUS_SECONDS = 10.0
 """Time between questions to Flower whether the run is still alive. They are slow to answer."""
@@ -89,6 +90,7 @@ def run_locally(
             or it could not go on.
     """
     folder = RunFolder(out)
+    is_new = not folder.exists()
     if folder.exists() and not resume and folder.read_run().status != "finished":
         raise RunError(
             f"{out} holds an unfinished run.",
@@ -114,7 +116,10 @@ def run_locally(
             run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
             for warning in warnings:
                 display.warn(f"flower run {run}", warning)
-            return _Follower(federation, run, folder, display).follow(experiment.rounds, score)
+            result = _Follower(federation, run, folder, display).follow(experiment.rounds, score)
+    if is_new:
+        mark_as_made_here(out, experiment)  # by the files here, which the app has copies of
+    return result
 
 
 def _remove_leftovers(folder: Path) -> None:
