@@ -22,9 +22,13 @@ class Flower(Settings):
         enough: share of the selected clients whose replies end a round, in (0, 1]. With less than 1
             (over-selection) more clients are selected than needed, and the first to reply count. An
             evaluation by nodes waits for all of them, until the deadline: see `evaluation.every`.
-        outlier_factor: a reply is left out where the norm of its update, or of a part's upload or
-            answer, is more than this many times the median of the round. So is one whose loss or
-            diagnostic is, where the median counts as 1 at least.
+        outlier_factor: a reply is left out where the norm of its update, of its buffers, or of a
+            part's upload or answer, is more than this many times the median of the other clients
+            (with fewer than 32 in the round, also of those that replied before). Where norms are
+            alike, less is enough: for updates the root of this factor, times the spread; for other
+            tensors, and beside fewer than 4 others, its power 2/3. What a client itself has sent
+            last counts too. A loss or diagnostic is compared by the factor as it is, where the
+            median counts as 1 at least.
         poll_seconds: time between looks for new replies.
         message_mb: the largest message that is sent, in 10^6 bytes.
         secure_aggregation: whether the server sees sums over the nodes alone, and no single update:

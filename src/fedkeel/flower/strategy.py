@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError, printable
-from fedkeel.flower.server.outliers import outlying_replies
+from fedkeel.flower.server.outliers import Outliers, message_sizes, norms, without
 from fedkeel.flower.wire import WireError, pack, unpack
 from fedkeel.method import context
 from fedkeel.method.compose import Plan, roles_of
@@ -77,7 +77,7 @@ class Method(FedAvg):
     The model's parameters are the floating-point arrays, except the running statistics of batch
     normalisation (``running_mean``, ``running_var``): these are averaged with the clients' weights.
     Of other arrays, such as counters, the largest value is taken. A reply that is not finite, has
-    another shape, or a norm a thousand times the median is left out, together with its metrics. A
+    another shape, or is an outlier is left out, together with its metrics. A
     warning says so, and the attribute ``faults``: {round: {node id: reason}}. A round without any
     usable reply changes nothing. `start` begins the method anew each time, from the arrays that it
     is given; each node remains the same client.
@@ -118,7 +118,7 @@ class Method(FedAvg):
         self.plan = parse(expression)
         _refuse_client_roles(self.plan)
         self._clients, self._lr, self._seed = clients, lr, seed
-        self._outlier_factor, self._wait = outlier_factor, wait
+        self._outliers, self._wait = Outliers(outlier_factor, clients), wait
         self._population = Population(clients, clients)
         self._client_by_node: dict[int, int] = {}
         self._server: Server | None = None
@@ -139,6 +139,7 @@ class Method(FedAvg):
         """
         if self._server is None or server_round == 1:  # `start` counts from 1 each time
             self._server, self.faults = self._begin(arrays), {}
+            self._outliers = self._outliers.begun_anew()
         server = self._server
         count = max(
             int(self._clients * self.fraction_train), min(self.min_train_nodes, self._clients)
@@ -189,7 +190,7 @@ class Method(FedAvg):
             return None, None
         received = self._received(self._server, self._message, usable)
         reasons = dict.fromkeys(np.flatnonzero(~received.finite).tolist(), "sent NaN or infinity")
-        for row, reason in {**reasons, **outlying_replies(received, self._outlier_factor)}.items():
+        for row, reason in {**reasons, **self._outlying(received, self._message.params)}.items():
             received.finite[row] = False
             self._add_fault(server_round, usable[row].node, reason)
         table = self._table
@@ -239,6 +240,13 @@ class Method(FedAvg):
             buffers={k: stacked([m[k] for m in models], v) for k, v in server.buffers.items()},
             uploads={},
         )
+
+    def _outlying(self, received: Replies, sent: Tree) -> dict[int, str]:
+        """Return the rows that are outliers, each with the reason; the first by the model."""
+        scale = np.ones(len(received.clients))
+        sizes = message_sizes(received.update, received.buffers, received.uploads, scale)
+        first = norms([tensor[None] for tensor in sent.values()]) * scale
+        return self._outliers.judge(received.clients, without(sizes, ~received.finite), first)
 
     def _arrays(self) -> ArrayRecord | None:
         """Return the model as it is, None where there is none yet."""

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -46,13 +47,10 @@ from fedkeel.flower.protocol import (
 )
 from fedkeel.flower.secure_protocol import MASKED, SECURE
 from fedkeel.flower.server.connection import NodeConnection, NodeReply
+from fedkeel.flower.server.judgement import outlying_reply, outlying_rows
 from fedkeel.flower.server.kept_sums import KeptSums
 from fedkeel.flower.server.membership import Membership, pack_descriptions
-from fedkeel.flower.server.outliers import (
-    outlying_answers,
-    outlying_numbers,
-    outlying_replies,
-)
+from fedkeel.flower.server.outliers import Outliers, answer_sizes, outlying_losses
 from fedkeel.flower.server.replies import (
     ReceivedReplies,
     ReplyReader,
@@ -120,6 +118,7 @@ class NodeClients(KeepsClientStates):
         self._sums = sums or KeptSums(None)
         self._requests.go_on_as(self._sums.run)
         self._liars: set[int] = set()  # nodes that are left out of secure sums
+        self._outliers = Outliers(self._settings.outlier_factor, len(setup.federation))
         self.trainings: NodeTrainings | None = None
         if prepared.plan.policy is not None:
             self._taken = TakenReplies(self._reader, self._traffic)
@@ -131,6 +130,7 @@ class NodeClients(KeepsClientStates):
                 self._taken,
                 self._traffic,
                 self.clients.jobs,
+                partial(outlying_reply, self._outliers, setup),
             )
 
     # --- training --------------------------------------------------------------------------------
@@ -183,7 +183,8 @@ class NodeClients(KeepsClientStates):
             ReceivedReplies(self._setup, results), message, self.clients.jobs(replied)
         )
         trained = self._buffers.gather(replied)
-        self._exclude_outliers(trained)
+        if self.trainings is None:  # else each was judged when it came
+            trained = self._without_outliers(trained, message)
         self._new_states = {client: taken.states[client] for client in results}
         self._round = message.round
         return replace(trained, remote=self._traffic.account(taken.lost))
@@ -299,26 +300,22 @@ class NodeClients(KeepsClientStates):
             self._membership.refresh(seconds, lambda by_client: wanted <= set(by_client))
         return self._requests.headers(message, jobs)
 
-    def _exclude_outliers(self, trained: TrainedCohort) -> None:
+    def _without_outliers(self, trained: TrainedCohort, message: Message) -> TrainedCohort:
         """Mark replies as not finite that are far from the others', and record them.
 
-        The numbers that a client says of its training are screened as its update is.
+        Where only outliers are left, nobody is: that is a round which changes nothing, while one
+        without a finite reply has diverged.
         """
-        replies, factor = trained.replies, self._settings.outlier_factor
-        numbers = {
-            "a training loss": torch.from_numpy(trained.loss),
-            **{
-                f"the diagnostic {name}": torch.from_numpy(values)
-                for name, values in trained.diagnostics.items()
-            },
-        }
-        outliers = {**outlying_numbers(numbers, factor), **outlying_replies(replies, factor)}
-        for row, reason in outliers.items():
+        replies = trained.replies
+        for client in replies.clients[~replies.finite].tolist():
+            self._traffic.add_fault("sent NaN or infinity", [client])
+        outlying = outlying_rows(self._outliers, self._setup, trained, message.lr, message.params)
+        for row, reason in outlying.items():
             replies.finite[row] = False
             self._traffic.add_fault(reason, [int(replies.clients[row])])
-        for client in replies.clients[~replies.finite].tolist():
-            if client not in self._traffic.clients_with_faults():
-                self._traffic.add_fault("sent NaN or infinity", [client])
+        if outlying and not replies.finite.any():
+            return self._buffers.gather(np.zeros(0, dtype=np.int64))
+        return trained
 
     def _check_quorum(self, message: Message, selected: int, replied: int) -> None:
         """Refuse a round with too few replies; that of a client with lost state is one of them."""
@@ -388,7 +385,7 @@ class NodeClients(KeepsClientStates):
             answered |= {k for k in request.client_ids if self._take_answer(content, jobs[k])}
         self._check_quorum(message, len(clients), len(answered))
         answers = self._buffers.answers(clients)
-        for row, reason in outlying_answers(answers, self._settings.outlier_factor).items():
+        for row, reason in self._outliers.judge(clients, answer_sizes(answers)).items():
             for _, answer in walk(dict(answers)):
                 answer[row] = math.nan
             self._traffic.add_fault(reason, [int(clients[row])], SURVEY_STAGE)
@@ -425,6 +422,7 @@ class NodeClients(KeepsClientStates):
         return {
             **super().state(),
             **self._requests.state(),
+            **self._outliers.state(),
             ROUND: np.array([self._round], dtype=np.int64),
             **descriptions,
         }
@@ -438,6 +436,7 @@ class NodeClients(KeepsClientStates):
         """Take what the server knew of the clients' states at a checkpoint."""
         super().restore(arrays)
         self._requests.restore(arrays)
+        self._outliers.restore(arrays)
         self._round = int(arrays[ROUND][0])
 
     # --- evaluation ------------------------------------------------------------------------------
@@ -536,7 +535,7 @@ class NodeClients(KeepsClientStates):
             except WireError as error:
                 failed = set(request.client_ids) - replied
                 self._traffic.add_fault(error.short(), failed, EVALUATION)
-        outliers = outlying_numbers({"a loss": losses}, self._settings.outlier_factor)
+        outliers = outlying_losses(losses.numpy(), self._settings.outlier_factor)
         for row, reason in outliers.items():
             states[row] = math.nan
             self._traffic.add_fault(reason, [int(clients[row])], EVALUATION)

@@ -125,17 +125,15 @@ class ReplyReader:
         values = numbers(content, of_client(DIAGNOSTICS, request.client), {*diagnostics, "loss"})
         self.check_counts(request, result)
         update, loss = self._update(state), torch.tensor(values["loss"], dtype=torch.float64)
+        noted = {k: torch.tensor(values[k], dtype=spec.dtype) for k, spec in diagnostics.items()}
         reply = Reply(
             update=update,
             buffers=tensors(substate(state, "buffers")),
             uploads=substates(substate(state, "uploads")),
             client_state={},
             loss=loss,
-            finite=all_finite({**state, "update": dict(update)}) & loss.isfinite(),
-            diagnostics={
-                name: torch.tensor(values[name], dtype=spec.dtype)
-                for name, spec in diagnostics.items()
-            },
+            finite=all_finite({**state, "update": dict(update), "numbers": {**noted, "": loss}}),
+            diagnostics=noted,
         )
         return LocalResult(reply, result.steps, result.examples)
 

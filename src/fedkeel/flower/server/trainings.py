@@ -12,6 +12,7 @@ import numpy as np
 from fedkeel.config import Flower
 from fedkeel.data.cohort import Selection
 from fedkeel.engine.base import ClientJob
+from fedkeel.engine.local import LocalResult
 from fedkeel.errors import TrainingError
 from fedkeel.flower.protocol import TRAIN, Request
 from fedkeel.flower.server.connection import GRACE, NOT_TAKEN, NodeConnection, NodeReply
@@ -22,6 +23,7 @@ from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.method.context import Ints, Message
 from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.system.trainings import Event
+from fedkeel.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class NodeTrainings:
         taken: takes the replies.
         traffic: where faults are recorded.
         jobs: returns the jobs of clients, with their local steps so far.
+        outlying: tells why a client's reply is an outlier, by the learning rate of the model that
+            it was sent, and a model; None where it is none.
     """
 
     is_remade = False
@@ -75,7 +79,9 @@ class NodeTrainings:
         taken: TakenReplies,
         traffic: TrafficRecord,
         jobs: Callable[[Ints], list[ClientJob]],
+        outlying: Callable[[int, LocalResult, float, Tree], str | None],
     ) -> None:
+        self._outlying = outlying
         self._settings, self._connection, self._membership = settings, connection, membership
         self._requests, self._taken, self._traffic, self._jobs = requests, taken, traffic, jobs
         self._asked: dict[str, _Asked] = {}  # by the number of the message
@@ -193,9 +199,14 @@ class NodeTrainings:
         else:
             self._taken.take(reply, asked.request)
         result = self._taken.results.get(client)
-        if result is not None and not result.reply.finite:  # a step may have no other update
-            self._traffic.add_fault("sent NaN or infinity", [client])
-            self._taken.drop(client)
+        if result is not None:  # a step may have no other update
+            reason: str | None = "sent NaN or infinity"
+            if result.reply.finite:
+                lr, params = asked.request.lr, self._message.params
+                reason = self._outlying(client, result, lr, params)
+            if reason is not None:
+                self._traffic.add_fault(reason, [client])
+                self._taken.drop(client)
         if client not in self._taken.results:
             self._lose(client, version, asked.began)
             return
