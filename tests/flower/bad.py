@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import resource
@@ -16,16 +17,23 @@ from flwr.clientapp import ClientApp
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.protocol import Request
 
-WAYS = ("good", "late", "full", "forgets")
+WAYS = ("good", "late", "full", "forgets", "dies@keys", "dies@shares", "dies@unmask")
 """Ways that leave the reply as it is."""
 
 
 def bad(message: Message, context: Context, go_on) -> Message:  # type: ignore[no-untyped-def]
-    """Misbehave: ``bad="names:0 late:2"`` of the node's configuration says how, in which round."""
-    if message.metadata.message_type not in ("train", "train.masked"):
-        return go_on(message, context)
-    node = dict(context.node_config)
+    """Misbehave: ``bad="names:0 late:2"`` of the node's configuration says how, in which round.
+
+    ``dies@keys:1`` dies at the message ``train.keys`` of round 1.
+    """
+    node, kind = dict(context.node_config), message.metadata.message_type
     ways = dict(word.split(":")[::-1] for word in str(node.get("bad", "")).split())
+    if kind.startswith("train."):
+        header = json.loads(str(message.content["header"]["values"]))
+        if ways.get(str(header["round"])) == f"dies@{kind.removeprefix('train.')}":
+            os.kill(os.getpid(), signal.SIGKILL)
+    if kind not in ("train", "train.masked"):
+        return go_on(message, context)
     round = Request.read(message.content).round
     way, memory = ways.get(str(round), "good"), Path(str(node["state"])) / f"{node['partition-id']}"
     memory.mkdir(parents=True, exist_ok=True)

@@ -146,6 +146,9 @@ def keys(
 def node(
     context: typer.Context,
     policy: Path = typer.Option(None, "--policy", help="What this site allows, a TOML file."),
+    peers: Path = typer.Option(
+        None, "--peers", help="Public keys of the nodes that may be in secure sums, one a line."
+    ),
 ) -> None:
     """Start a SuperNode, with flower-supernode's options, that imports once for all messages."""
     _check_installed()
@@ -156,7 +159,7 @@ def node(
     from fedkeel.flower.local import watcher
     from fedkeel.flower.node import resident
 
-    words = context.args if policy is None else _with_policy(context.args, policy)
+    words = _with_files(context.args, policy, peers)
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     if resident.is_supported():
         resident.install(resident.FOLDER)
@@ -195,23 +198,46 @@ def ledger(
     print(f"spent {spent[-1].total if spent else 0:.4g} {of}")
 
 
-def _with_policy(words: list[str], file: Path) -> list[str]:
-    """Return the options of a SuperNode, with a policy in its configuration."""
+def _with_files(words: list[str], policy: Path | None, peers: Path | None) -> list[str]:
+    """Return the options of a SuperNode, with a site's files in its configuration.
+
+    The key by which it authenticates signs its keys in secure sums, too.
+    """
     from fedkeel.flower.local.processes import quoted
+    from fedkeel.flower.node.signing import read_signing
     from fedkeel.privacy.policy import read_policy
 
-    read_policy(file)  # a mistake in it is said here, and not with the first message
-    option, config = "--node-config", [f"policy={quoted(str(file.absolute()))}"]
-    others, rest = [], list(words)
+    keys, _ = _values_of("--auth-supernode-private-key", words)
+    key = Path(keys[-1]).expanduser() if keys else None
+    files = {"policy": policy, "key": key, "peers": peers}
+    given = {name: file for name, file in files.items() if file is not None}
+    if not given:
+        return words
+    if policy is not None:  # a mistake in it is said here, and not with the first message
+        read_policy(policy)
+    read_signing(key, peers)
+    option = "--node-config"
+    config, others = _values_of(option, words)
+    config += [f"{name}={quoted(str(file.absolute()))}" for name, file in given.items()]
+    return [*others, option, " ".join(config)]
+
+
+def _values_of(option: str, words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the values of an option, and the other words.
+
+    >>> _values_of("--x", ["--x", "1", "--y", "2", "--x=3"])
+    (['1', '3'], ['--y', '2'])
+    """
+    values, others, rest = list[str](), list[str](), list(words)
     while rest:
         word = rest.pop(0)
         if word == option and rest:
-            config.append(rest.pop(0))
+            values.append(rest.pop(0))
         elif word.startswith(f"{option}="):
-            config.append(word.partition("=")[2])
+            values.append(word.partition("=")[2])
         else:
             others.append(word)
-    return [*others, option, " ".join(config)]
+    return values, others
 
 
 def _check_installed() -> None:

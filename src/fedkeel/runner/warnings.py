@@ -76,6 +76,25 @@ def find_warnings(prepared: Prepared) -> list[str]:
     return [message for message in warnings if message]
 
 
+def unbounded_sums(prepared: Prepared) -> list[str]:
+    """Return how far a single node of a federation can move a secure sum, where nothing says so."""
+    flower = prepared.settings.flower
+    if not flower.secure_aggregation or prepared.is_baseline:
+        return []
+    if flower.secure_norm is None:
+        return [
+            "flower.secure_aggregation without flower.secure_norm: nobody sees a single update, so "
+            "nothing bounds one. A broken or malicious node can move each number of the model by "
+            "up to 2^20 in a round; set secure_norm to have updates bounded at the nodes, and the "
+            "sum at the server"
+        ]
+    return [
+        f"flower.secure_norm = {flower.secure_norm:g} is checked by each node for itself, and of "
+        "the sum by the server: a malicious node that does not keep to it can use up what the "
+        "others leave of the sum's bound"
+    ]
+
+
 def simulated_sums(prepared: Prepared) -> list[str]:
     """Return what a simulation does in place of secure sums."""
     if not prepared.settings.flower.secure_aggregation or prepared.is_baseline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +17,18 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from flwr.app import Context, Message, RecordDict
+from flwr.common.config import parse_config_args
 
 import fedkeel as fk
+from commands import call
 from fedkeel import config
 from fedkeel.config import load
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.flower.apps import read_experiment
 from fedkeel.flower.export import export
+from fedkeel.flower.local import watcher
+from fedkeel.flower.local.keys import make as make_keys
 from fedkeel.flower.node import node as node_module
 from fedkeel.flower.node.answer import answer
 from fedkeel.flower.node.node import Node
@@ -326,3 +331,27 @@ def test_keys_are_read_as_ssh_keygen_writes_them(tmp_path: Path) -> None:
         read_signing(None, peers)
     with pytest.raises(ConfigError, match="private key of this node"):
         read_signing(tmp_path / "absent", None)
+
+
+def test_a_node_is_started_with_its_key_and_its_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key is the one by which it authenticates, and is given once."""
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execvp", lambda _, words: started.append(words))
+    monkeypatch.setattr("fedkeel.flower.node.resident.FOLDER", tmp_path / "resident")
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv(watcher.NAME, "watched")
+    make_keys(tmp_path / "keys", ["localhost"], 2)
+    key, peers = tmp_path / "keys" / "node-0", tmp_path / "peers"
+    peers.write_text((tmp_path / "keys" / "node-1.pub").read_text())
+    auth = ("--auth-supernode-private-key", key)
+    call("flower", "node", *auth, "--peers", peers, "--node-config", "partition-id=1")
+    (words,) = started
+    assert words[:3] == ["flower-supernode", *map(str, auth)]
+    config = parse_config_args([words[4]])
+    assert config == {"partition-id": 1, "key": str(key), "peers": str(peers)}
+    assert "has to sign its own" in call("flower", "node", "--peers", peers).err
+    call("flower", "node", f"--auth-supernode-private-key={key}")
+    assert parse_config_args([started[-1][-1]]) == {"key": str(key)}
+    assert len(started) == 2

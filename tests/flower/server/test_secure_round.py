@@ -21,7 +21,8 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.secure_sums import with_noise
-from fedkeel.flower.secure_protocol import SumRequest, VectorLayout
+from fedkeel.flower.secure_protocol import VECTOR, SumRequest, VectorLayout
+from fedkeel.flower.wire import pack
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.round_values import Server
@@ -221,6 +222,11 @@ def test_the_record_says_that_sums_were_secure_and_a_simulation_that_they_are_no
     assert simulated.secure_sums == ""
     assert [text for text in simulated.warnings if "without masks" in text]
     assert not [text for text in record.warnings if "without masks" in text]
+    assert [text for text in record.warnings if "nothing bounds one" in text]
+    bounded = describe_run(run("fedavg", secure_norm=3.0), EngineChoice(kind="flower"))
+    assert [
+        text for text in bounded.warnings if text.startswith("flower.secure_norm = 3 is checked")
+    ]
 
 
 def test_nodes_with_several_clients_send_one_vector(tmp_path: Path) -> None:
@@ -415,3 +421,30 @@ def test_a_node_that_lies_is_named_and_left_out(
     named = {client for row in rows for reason, clients in row.faults.items()
              if not reason.startswith("skipped") for client in clients}  # fmt: skip
     assert named == {0}
+
+
+def test_a_false_loss_is_left_out(tmp_path: Path) -> None:
+    """From the second round on it is compared with those before; the model is not changed by it."""
+    made = run("scaffold", rounds=3)
+    grid = grid_of(make_nodes(made, tmp_path, nodes=CLIENTS))
+    layout = VectorLayout.of(made)
+
+    def lie(kind: str, reply: RecordDict) -> RecordDict:
+        if kind != "train.masked" or header_of(reply)["round"] != 1:
+            return reply
+        words = reply["tensors"][VECTOR].numpy().copy().view(np.uint64)
+        words[2] += encoded(np.array([1e5]))[0]  # after weight and count; masks add up
+        tensor = torch.from_numpy(words.view(np.int64))
+        return RecordDict({**reply, "tensors": pack({VECTOR: tensor})})
+
+    grid.edits[node_of(3)] = lie
+    rows = run_on_nodes(made, grid, tmp_path / "run").rows
+    plain = on_nodes(made, tmp_path / "plain")
+    assert layout.size == 3 + len(layout.diagnostics) + sum(layout.sizes.values())
+    assert rows[2].train_loss is None or math.isnan(rows[2].train_loss)
+    (reason,) = rows[2].faults
+    assert reason.startswith("the clients' mean training loss, 1e+05, is left out")
+    assert rows[3].train_loss == plain.rows[3].train_loss
+    read = RunFolder(tmp_path / "run").rows()
+    assert read[2].train_loss is None
+    assert read[2].clients == plain.rows[2].clients

@@ -27,7 +27,7 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressDisplay
-from fedkeel.runner.warnings import find_warnings
+from fedkeel.runner.warnings import find_warnings, unbounded_sums
 from fedkeel.trust import mark_as_made_here
 
 STATUS_SECONDS = 10.0
@@ -106,6 +106,7 @@ def run_locally(
     else:
         prepared = prepare(experiment, gather(experiment))
         warnings = find_warnings(prepared)
+    warnings += unbounded_sums(prepared)
     score = prepared.setup.metrics.score
     with RunFolder(flower_folder).alone():  # what follows would end another command's processes
         app = flower_folder / "app"

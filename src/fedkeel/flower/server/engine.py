@@ -51,6 +51,7 @@ from fedkeel.flower.server.judgement import outlying_reply, outlying_rows
 from fedkeel.flower.server.kept_sums import KeptSums
 from fedkeel.flower.server.membership import Membership, pack_descriptions
 from fedkeel.flower.server.outliers import Outliers, answer_sizes, outlying_losses
+from fedkeel.flower.server.plausible_means import PlausibleMeans
 from fedkeel.flower.server.replies import (
     ReceivedReplies,
     ReplyReader,
@@ -117,6 +118,7 @@ class NodeClients(KeepsClientStates):
         self._requests = Requests(prepared, membership, self._traffic)
         self._sums = sums or KeptSums(None)
         self._requests.go_on_as(self._sums.run)
+        self._means = PlausibleMeans(self._settings.outlier_factor)
         self._liars: set[int] = set()  # nodes that are left out of secure sums
         self._outliers = Outliers(self._settings.outlier_factor, len(setup.federation))
         self.trainings: NodeTrainings | None = None
@@ -218,6 +220,9 @@ class NodeClients(KeepsClientStates):
                     self._liars |= unmasking.liars
         except SkippedRoundError as error:
             self._traffic.add_fault(error.what, jobs)
+        trained, left_out = self._means.checked(trained)
+        for reason in left_out:
+            self._traffic.add_fault(reason, [])
         self._new_states = {
             item.client: NewState(message.round + 1, item.state_digest) for item in results
         }
@@ -423,6 +428,7 @@ class NodeClients(KeepsClientStates):
             **super().state(),
             **self._requests.state(),
             **self._outliers.state(),
+            **self._means.state(),
             ROUND: np.array([self._round], dtype=np.int64),
             **descriptions,
         }
@@ -437,6 +443,7 @@ class NodeClients(KeepsClientStates):
         super().restore(arrays)
         self._requests.restore(arrays)
         self._outliers.restore(arrays)
+        self._means.restore(arrays)
         self._round = int(arrays[ROUND][0])
 
     # --- evaluation ------------------------------------------------------------------------------
