@@ -12,8 +12,8 @@ from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.parts.fedmuon import polar
 from fedkeel.task.network import Network
-from harness import Federation, ToyMLP, distance, oracle, tensors
-from method.players import federation, gap, play, skewed
+from harness import Federation, ToyMLP, distance, oracle, tensors, toy_network
+from method.players import equal, federation, gap, play, skewed
 from method.test_oracles import clients_of, hp, rounds_of
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, flat
 
@@ -126,9 +126,55 @@ def test_the_polar_factor_goes_furthest_down_of_all_of_its_norm(shape: tuple[int
     assert 0.6 < near.min() <= near.max() < 1.25
 
 
-def test_nothing_to_go_along_is_no_step() -> None:
-    for shape in ((3,), (3, 4), (4, 3)):
-        assert polar(torch.zeros(shape), iterations=5).abs().max() == 0.0
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("iterations", [0, 5])
+def test_nothing_to_go_along_is_no_step(iterations: int, dtype: torch.dtype) -> None:
+    """Nothing, or what rounding has left of two terms of opposite sign."""
+    random = torch.Generator().manual_seed(0)
+    for shape in ((3,), (3, 4), (4, 3), (2, 3, 2, 2), (1, 1)):
+        assert polar(torch.zeros(shape, dtype=dtype), iterations).abs().max() == 0.0
+        m = torch.randn(shape, generator=random, dtype=dtype)
+        left = m * (1.0 + torch.finfo(dtype).eps) - m
+        assert left.abs().max() > 0.0
+        assert polar(left, iterations, torch.linalg.vector_norm(m)).abs().max() == 0.0
+        tiny = polar(m * torch.finfo(dtype).tiny, iterations)
+        assert torch.isfinite(tiny).all()
+        assert tiny.abs().max() <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "noise"), [(torch.float64, 1e-16), (torch.float32, 1e-7)])
+@pytest.mark.parametrize("shape", [(3, 8), (8, 3)])
+def test_the_exact_factor_of_a_matrix_without_full_rank(
+    shape: tuple[int, int], dtype: torch.dtype, noise: float
+) -> None:
+    """By hand from its two orthogonal directions; noise as of rounding does not turn it.
+
+    The gradient of a softmax's layer is such a matrix: its columns add up to 0.
+    """
+    random = np.random.default_rng(0)
+    left, right = (np.linalg.qr(random.normal(size=(n, 2)))[0] for n in shape)
+    expected = left @ right.T
+    exact = torch.from_numpy(left @ np.diag([3.0, 0.02]) @ right.T).to(dtype)
+    for scale in (1.0, 1e-12):
+        noisy = exact + noise * torch.from_numpy(random.normal(size=shape)).to(dtype)
+        factor = polar(scale * noisy, iterations=0)
+        assert np.abs(factor.numpy() - expected).max() < 100 * noise / 0.02
+        values = np.linalg.svd(factor.numpy(), compute_uv=False)
+        assert np.allclose(values, [1.0, 1.0, 0.0], atol=1e-5)
+
+
+@pytest.mark.parametrize("iterations", [0, 5])
+def test_a_layer_without_a_gradient_stays(iterations: int) -> None:
+    """Its units are dead, so it was turned by whatever an SVD of 0 gives."""
+    network = toy_network()
+    network.params["fc1.bias"] -= 100.0
+    ours = federation(f"fedmuon(iterations={iterations})", network=network)
+    start = ours.params
+    for _ in range(2):
+        ours.round()
+    dead = {k: v for k, v in ours.params.items() if k != "fc2.bias"}
+    assert equal(dead, {k: start[k] for k in dead})
+    assert gap({"b": ours.params["fc2.bias"]}, {"b": start["fc2.bias"]}) > 1e-2
 
 
 def test_the_first_round_is_local_muons_and_so_is_one_client_alone() -> None:

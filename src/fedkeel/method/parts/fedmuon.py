@@ -34,27 +34,36 @@ QUINTIC = (3.4445, -4.775, 2.0315)
 """Coefficients of Muon's iteration, which brings singular values into about 0.7 to 1.2."""
 
 
-def polar(matrix: Tensor, iterations: int) -> Tensor:
+def polar(matrix: Tensor, iterations: int, size: Tensor | float = 0.0) -> Tensor:
     """Return the orthogonal factor U V' of a matrix U S V', of any shape with an axis of rows.
+
+    Directions without a singular value have no part in it, so that of 0 is 0. What rounding alone
+    has made counts as 0: a whole matrix no longer than its share of `size`, and, in an SVD, values
+    below the root of the type's rounding, relative to the largest.
 
     Args:
         matrix: [rows, ...], taken as [rows, columns]; a vector is divided by its length.
         iterations: steps of Muon's iteration, which is approximate; 0 computes it by an SVD.
+        size: [] length of the longest of the terms of which the matrix is the sum.
 
     >>> polar(torch.tensor([[2.0, 0.0], [0.0, 0.5]]), iterations=0).round(decimals=6).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
+    >>> polar(torch.tensor([[2.0, 0.0], [0.0, 1e-9]]), iterations=0).round(decimals=6).tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
     """
+    flat = matrix.reshape(len(matrix), -1) if matrix.ndim > 1 else matrix
+    rounding = torch.finfo(matrix.dtype).eps
+    length, least = torch.linalg.vector_norm(flat), 8 * max(flat.shape, default=1) * rounding * size
     if matrix.ndim < 2:
-        length = torch.linalg.vector_norm(matrix)
-        return matrix / torch.where(length > 0.0, length, 1.0)
-    flat = matrix.reshape(len(matrix), -1)
+        return torch.where(length > least, matrix / torch.where(length > 0.0, length, 1.0), 0.0)
     if iterations == 0:
-        left, _, right = torch.linalg.svd(flat, full_matrices=False)
-        exact: Tensor = left @ right
+        left, values, right = torch.linalg.svd(flat, full_matrices=False)
+        is_there = (values > rounding**0.5 * values.amax()) & (length > least)
+        exact: Tensor = (left * is_there) @ right
         return exact.reshape(matrix.shape)
     is_tall = flat.shape[0] > flat.shape[1]
     x: Tensor = flat.mT if is_tall else flat
-    x = x / (torch.linalg.matrix_norm(x) + 1e-12)
+    x = torch.where(length > least, x / (torch.linalg.matrix_norm(x) + 1e-12), 0.0)
     a, b, c = QUINTIC
     for _ in range(iterations):
         gram = x @ x.mT
@@ -88,9 +97,13 @@ class Muon(LocalOptimiser):
         """Return parameters and state after one step."""
         offset, m = tree.leaves(state, "offset"), tree.leaves(state, "m")
         m = {k: torch.lerp(m[k], g, self.alpha) for k, g in grads.items()}
-        direction = {k: polar(v + offset[k], self.iterations) for k, v in m.items()}
+        direction = {k: self._polar_of_sum(v, offset[k]) for k, v in m.items()}
         direction = decayed(direction, params, self.weight_decay, self.no_decay)
         return descend(params, direction, lr), {"m": dict(m), "offset": dict(offset)}
+
+    def _polar_of_sum(self, m: Tensor, offset: Tensor) -> Tensor:
+        size = torch.maximum(torch.linalg.vector_norm(m), torch.linalg.vector_norm(offset))
+        return polar(m + offset, self.iterations, size)
 
 
 @dataclass(frozen=True)
@@ -120,12 +133,14 @@ class FedMuon(ClientOptimiser, ClientState, Upload, AggregateTransform, Broadcas
     Cost: for each step and matrix of n rows, n no larger than the columns, about 15 n^2 products of
         each column; two passes over the parameters.
     Laws: the first round is local Muon's, and so are all rounds of one client. Each step changes
-        each matrix by eta in every singular direction that the gradient has. With all clients the
-        model is the mean of theirs.
+        each matrix by eta in every singular direction that the gradient has, and in no other: a
+        layer without a gradient stays. With all clients the model is the mean of theirs.
     Deviations: followed by a public re-implementation (HiraNayak/FedMuon), not by the authors'
         code. Absent clients count with an update of 0, as there, so that the step is K / C times
         the mean. Tensors of more than two axes are taken as matrices of their first axis, as in
-        Muon. Weight decay is decoupled. No update is scaled by the shape of its matrix.
+        Muon. In an SVD, singular values that are rounding, below its root relative to the largest,
+        have no direction; in theory every one above 0 has. Weight decay is decoupled. No update is
+        scaled by the shape of its matrix.
 
     Example:
         >>> import fedkeel
