@@ -21,6 +21,7 @@ from fedkeel.method.local_loop import client_start
 from fedkeel.method.local_training import BUFFERS, LOCAL_MODEL, PERSONAL
 from fedkeel.method.part import param
 from fedkeel.method.roles import FineTuning, Phases
+from fedkeel.rng import seed_torch, torch_seed
 from fedkeel.task.batch import Batch, Output
 from fedkeel.task.metrics.metric_set import MetricSet
 from fedkeel.task.outputs import Outputs
@@ -70,7 +71,9 @@ def personal_model(
         message = Message(params, server.buffers, {}, server.round, training.local.lr)
         rows, info = setup.federation.client(client), client_info(setup, client)
         every = partial(take_examples, setup, rows)
-        params = dict(client_start(training, message, state, info, every)[1].params)
+        with torch.random.fork_rng(devices=[]):  # as in the round that may follow
+            seed_torch(torch_seed(setup.seed, "torch", server.round, client))
+            params = dict(client_start(training, message, state, info, every)[1].params)
     if plan.local_model is not None:
         if LOCAL_MODEL in state:
             model = tensors(state[LOCAL_MODEL])

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.config import Local
 from fedkeel.data.values import Values
 from fedkeel.errors import CompositionError
 from fedkeel.method import checks
@@ -459,15 +460,23 @@ class Arrival:
         make_all_examples_step: makes a step whose batch is all examples of the client.
         broadcast: what this part's server half sent.
         client_state: what this part kept for the client from its last round.
+        local: the settings of local training.
+        noted: where this part writes what its `Carry.init_carry` shall find in the client state,
+            in the place of the former.
     """
 
     client_info: ClientInfo
     make_all_examples_step: Callable[[], Step]
     broadcast: State
     client_state: State
+    local: Local
+    noted: State = field(default_factory=dict)
 
     def all_examples_step(self) -> Step:
-        """Return a step whose batch is all examples of the client, with this part's namespaces."""
+        """Return a step whose batch is all examples of the client, with this part's namespaces.
+
+        A client that is asked for it begins by itself, never side by side with others.
+        """
         return self.make_all_examples_step()
 
 

@@ -2,7 +2,8 @@
 
 A client's round is `client_start`, then `client_step` for each mini-batch, then `client_finish`.
 They have no client axis, do not branch on data and do not change their arguments, so an engine may
-call them for one client at a time, or under vmap for many.
+call them for one client at a time, or under vmap for many. Where a part asks for all examples
+before the first step, clients begin one at a time, and it may branch on its client state.
 """
 
 from __future__ import annotations
@@ -119,8 +120,9 @@ def client_start(
         now = client.personal(personal)
         return make_step(training, message, client_info, batch, buffers, states, personal=now)
 
+    noted = client_state
     if plan.local_start is not None:
-        start = _local_start(client, plan.local_start, lambda: step_on(all_examples()))
+        start, noted = _local_start(client, plan.local_start, lambda: step_on(all_examples()))
     if plan.preparations:
         batch = (examples or all_examples)()
         step = step_on(batch)
@@ -140,24 +142,25 @@ def client_start(
         model=model,
         model_optimiser=dict(part_state(client_state, LOCAL_MODEL_OPTIMISER))
         or ({} if local_model is None else training.optimiser.init(model)),
-        carry=start_carry(plan, start, client_state),
+        carry=start_carry(plan, start, noted),
         loss=next(iter(training.network.params.values())).new_zeros(()),
     )
 
 
 def _local_start(
     client: ClientRound, part: LocalStart, all_examples_step: Callable[[], Step]
-) -> Tree:
-    """Return where a client begins."""
-    message = client.message
+) -> tuple[Tree, ByPart]:
+    """Return where a client begins, and the client state with what the part has noted."""
+    message, kept = client.message, part_state(client.client_state, part.name)
     arrival = Arrival(
         client_info=client.client_info,
         make_all_examples_step=lambda: all_examples_step().view(part.name),
         broadcast=part_state(message.broadcast, part.name),
-        client_state=part_state(client.client_state, part.name),
+        client_state=kept,
+        local=client.training.local,
     )
-    start = call(part.local_start, message.params, arrival)
-    return check_tree(part, start, message.params)
+    start = check_tree(part, call(part.local_start, message.params, arrival), message.params)
+    return start, {**client.client_state, part.name: {**kept, **arrival.noted}}
 
 
 def start_carry(plan: Plan, start: Tree, client_state: ByPart) -> ByPart:

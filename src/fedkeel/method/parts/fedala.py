@@ -15,21 +15,22 @@ import torch
 from fedkeel.method.context import Arrival, Round
 from fedkeel.method.part import Capability, param
 from fedkeel.method.parts.fedper import head_or
-from fedkeel.method.roles import ClientState, LocalStart
-from fedkeel.tree import State, Tree, leaves
+from fedkeel.method.roles import Carry, ClientState, LocalStart
+from fedkeel.tree import State, Tree, leaf, leaves
 
 
 @dataclass(frozen=True)
-class FedALA(LocalStart, ClientState):
+class FedALA(LocalStart, Carry, ClientState):
     r"""Begins at a mixture of the client's last model and the received one, entry by entry.
 
     .. math::
-        \theta^{t,0}_k = \theta_k + W \odot (\theta^t - \theta_k),\qquad
-        W \leftarrow \mathrm{clip}\bigl(W - \eta\,\nabla F_k(\theta^{t,0}_k) \odot
+        \theta^{t,0}_k = \theta_k + W_k \odot (\theta^t - \theta_k),\qquad
+        W_k \leftarrow \mathrm{clip}\bigl(W_k - \eta\,\nabla F_k(\theta^{t,0}_k) \odot
         (\theta^t - \theta_k),\,0,\,1\bigr)
 
-    in the adapted layers; the others are those of the received model. The mixture is also the
-    client's personal model.
+    in the adapted layers; the others are those of the received model. W_k is 1 at first and stays
+    from round to round. Each of its steps takes a mini-batch. The mixture is also the client's
+    personal model.
 
     Source: zhang2023fedala, Algorithm 1, Eq. (4) and (5).
 
@@ -37,26 +38,31 @@ class FedALA(LocalStart, ClientState):
         adapt: the adapted layers: comma-separated names of sub-modules or parameters, ``*`` for any
             text; "" for the head.
         lr: eta, learning rate of W, > 0. The paper has 1.
-        steps: steps of W in each round, >= 0.
+        passes: passes over the client's examples in which W is trained in each round, >= 0. The
+            paper has 1.
+        first: those of a client's second round, the first in which it has a model of its own,
+            >= 0, in which W has to settle.
     Sent: nothing beyond the model.
-    State: the last local model of each client.
-    Cost: `steps` gradients on all examples of the client in each round, and in each evaluation of
-        the clients.
-    Laws: steps = 0 is FedAvg. A client that takes part for the first time begins at the received
-        model.
-    Deviations: W begins at 1 in each round, and each of its steps takes all examples of the client.
-        The paper keeps W from round to round, and takes mini-batches of a share of the examples: as
-        many as settle the loss in the second round, then one pass.
+    State: the last local model of each client, W, and the number of its rounds: two models.
+    Cost: `passes` over all examples of the client in each round, and in each evaluation of the
+        clients; in its second round `first`.
+    Laws: passes = first = 0 is FedAvg. A client that takes part for the first time begins at the
+        received model.
+    Deviations: the paper trains W in the second round until it converges; its public code does so
+        for at least 11 passes, until the loss of the last mini-batches varies little. The paper
+        takes a random 80 % of the examples; here it is all of them, in mini-batches of the size of
+        local training, each of every n-th example in stored order.
 
     Example:
         >>> import fedkeel
-        >>> fedkeel.parse("fedala(steps=2)").local_start.lr
+        >>> fedkeel.parse("fedala(passes=2)").local_start.lr
         1.0
     """
 
     adapt: str = param("")
     lr: float = param(1.0, gt=0.0)
-    steps: int = param(10, ge=0)
+    passes: int = param(1, ge=0)
+    first: int = param(11, ge=0)
 
     name: ClassVar[str] = "fedala"
     paper: ClassVar[str] = "zhang2023fedala"
@@ -64,27 +70,44 @@ class FedALA(LocalStart, ClientState):
     is_personal_model: ClassVar[bool] = True
 
     def local_start(self, received: Tree, arrival: Arrival) -> Tree:
-        """Return the mixture after the steps of W."""
-        if self.steps == 0:
+        """Return the mixture after the steps of W, and note W."""
+        step, state = arrival.all_examples_step(), arrival.client_state
+        rounds = int(leaf(state, "rounds"))
+        if rounds == 0:
             return received
-        step, last = arrival.all_examples_step(), leaves(arrival.client_state, "end")
+        last, weights = leaves(state, "end"), leaves(state, "W")
         adapted = head_or(self.adapt, step.network.layout, self.name)
         change = {k: v - last[k] for k, v in received.items() if k in adapted}
-        weights = {k: torch.ones_like(v) for k, v in change.items()}
-        start = received
-        for _ in range(self.steps):
-            grads = step.task_grad(start, step.batch)
-            weights = {
-                k: (w - self.lr * grads[k] * change[k]).clamp(0.0, 1.0) for k, w in weights.items()
-            }
-            mixed = {k: last[k] + w * change[k] for k, w in weights.items()}
-            start = {**received, **mixed}
-        return start
+        own = {k: weights[k] for k in change}
+
+        def mixture() -> Tree:
+            back = {k: (1.0 - w) * change[k] for k, w in own.items()}
+            return {k: v - back[k] if k in back else v for k, v in received.items()}
+
+        size = arrival.local.examples_per_step
+        count = 1 if size == "all" else -(-len(step.batch) // size)
+        for number in range(count * (self.first if rounds == 1 else self.passes)):
+            batch = step.batch.part(slice(number % count, None, count))
+            grads = step.task_grad(mixture(), batch)
+            own = {k: (w - self.lr * grads[k] * change[k]).clamp(0.0, 1.0) for k, w in own.items()}
+        arrival.noted["W"] = dict(weights | own)
+        return mixture()
+
+    def init_carry(self, start: Tree, client_state: State) -> State:
+        """Return W, as the start of the round has left it."""
+        return {"W": dict(leaves(client_state, "W"))}
+
+    def next_carry(self, before: Tree, carry: State) -> State:
+        """Return W: the steps of local training do not change it."""
+        return carry
 
     def init_client(self, start: Tree) -> State:
-        """Return the received model."""
-        return {"end": dict(start)}
+        """Return the received model, W = 1 and no rounds."""
+        like = next(iter(start.values()))
+        ones = {k: torch.ones_like(v) for k, v in start.items()}
+        return {"end": dict(start), "W": dict(ones), "rounds": like.new_zeros(())}
 
     def next_client(self, round: Round) -> State:
-        """Return the local model."""
-        return {"end": dict(round.end)}
+        """Return the local model, W and the number of rounds."""
+        rounds = leaf(round.client_state, "rounds") + 1.0
+        return {"end": dict(round.end), "W": round.carry["W"], "rounds": rounds}
