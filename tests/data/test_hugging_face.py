@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import datasets
@@ -14,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.data.read.hugging_face import load_tokenizer
 from fedkeel.errors import ConfigError, DataError, ModelError
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.start import start
@@ -175,6 +179,77 @@ def test_trained_weights_are_taken_from_a_folder(notes: Path, tmp_path: Path) ->
     read = make(f"hf:{tmp_path / 'bert'}", (), 2)
     assert isinstance(read, nn.Module)
     assert all(torch.equal(read.state_dict()[k], v) for k, v in made.state_dict().items())
+
+
+FOREIGN = """\
+from pathlib import Path
+Path({marker!r}).touch()
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+class Config(BertConfig):
+    model_type = "foreign"
+
+class Net(BertForSequenceClassification):
+    config_class = Config
+
+class Words(BertTokenizerFast):
+    pass
+"""
+
+
+class Touching:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.marker,)
+
+
+def test_code_that_comes_with_weights_is_never_run(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor asked about: transformers would ask whoever sits at the terminal."""
+    monkeypatch.setattr("builtins.input", lambda text="": "y")
+    marker, folder = tmp_path / "marker", tmp_path / "net"
+    make("hf:bert", (), 2, {"config": TINY}).save_pretrained(folder)  # type: ignore[operator]
+    (folder / "foreign.py").write_text(FOREIGN.format(marker=str(marker)))
+    file, classes = folder / "config.json", "AutoModelForSequenceClassification"
+    own = json.loads(file.read_text())
+    named = {"AutoConfig": "foreign.Config", classes: "foreign.Net"}
+    file.write_text(json.dumps({**own, "model_type": "foreign", "auto_map": named}))
+    with pytest.raises(ModelError, match="transformers cannot make it"):
+        make(f"hf:{folder}", (), 2)
+    fresh = {"config": {**TINY, "auto_map": {classes: f"{folder}--foreign.Net"}}}
+    assert make("hf:bert", (), 2, fresh).__class__.__module__.startswith("transformers.")
+    words = Path(shutil.copytree(notes / "tokenizer", tmp_path / "words"))
+    shutil.copy(folder / "foreign.py", words)
+    settings = json.loads((words / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Words", "auto_map": {"AutoTokenizer": [None, "foreign.Words"]}}
+    (words / "tokenizer_config.json").write_text(json.dumps(settings))
+    with suppress(DataError):
+        load_tokenizer(str(words))
+    assert not marker.exists()
+
+
+def test_pickled_weights_are_read_as_tensors_only(tmp_path: Path) -> None:
+    folder, marker = tmp_path / "net", tmp_path / "marker"
+    make("hf:bert", (), 2, {"config": TINY}).save_pretrained(folder)  # type: ignore[operator]
+    (folder / "model.safetensors").unlink()
+    torch.save({"classifier.bias": Touching(marker)}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="transformers cannot make it"):
+        make(f"hf:{folder}", (), 2)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["hf-hub:somebody/net", "local-dir:net", "somebody/net"])
+def test_weights_that_timm_does_not_list_are_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="that timm itself lists"):
+        make(f"timm:{name}", (3, 32, 32), 10)
+    for word in ("checkpoint_path", "pretrained_cfg_overlay"):
+        with pytest.raises(ModelError, match="that timm itself lists"):
+            make("timm:resnet18", (3, 32, 32), 10, {word: "weights.pth"})
 
 
 def test_what_is_not_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

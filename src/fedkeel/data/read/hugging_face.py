@@ -249,7 +249,7 @@ def load_tokenizer(name: str | None) -> Any:  # noqa: ANN401 - of `transformers`
         )
     transformers = imported("transformers", "data.text.tokenizer")
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # whatever its network, its cache or its files give
         raise DataError(
             f"The tokenizer {name!r} cannot be read.",
