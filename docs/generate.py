@@ -95,6 +95,17 @@ These keys are required: `rounds`, `data.source`, `model.name`, `local.lr`, `loc
 `local.steps`, and what the kind of partition needs. Relative paths, and modules such as `my_net` in
 `my_net:Net`, belong to the folder in which `fedkeel` is called, wherever the file is.
 
+A name of code, `my_net:Net`, stands for a class or a function that is *defined* in a module of your
+own: in the folder in which `fedkeel` is called, on a path that you have added, or installed in
+editable form. What a module only imports has no name in it, and nothing of Python's standard
+library has one. Of installed libraries, classes of `torch.nn`, `monai.networks` and
+`segmentation_models_pytorch` and networks of `torchvision.models` can be named. Another installed
+package can be named where the environment variable `FEDKEEL_MODULES` says so, such as
+`FEDKEEL_MODULES=my_lab`, and a package's methods where it
+[declares them](../guides/write-a-method.md#give-it-a-name). A run folder that you did not make
+yourself needs `--trust` before a module that it names is imported: see
+[security](../guides/security.md#names-of-code).
+
 ```toml
 name = "example"
 method = "fedavg"                 # for `run`; `compare` and `tune` take [compare] methods

@@ -104,6 +104,16 @@ def test_no_command_imports_what_a_strangers_folder_names(
     assert "mine" not in sys.modules
 
 
+def test_no_command_connects_to_a_cluster_that_a_strangers_folder_names(tmp_path: Path) -> None:
+    """What a cluster sends is unpickled."""
+    text = EXPERIMENT.replace('kind = "sequential"', 'kind = "ray"\naddress = "10.255.255.1:6379"')
+    experiment(tmp_path, text).rename(tmp_path / "config.toml")
+    done = call("run", tmp_path)
+    assert done.code == 2
+    assert "engine.address = '10.255.255.1:6379' in a cluster" in done.err
+    assert "add --trust" in done.err
+
+
 def test_a_user_may_trust_it(stranger: Path) -> None:
     for words in (("predict", "run", "toy.npz"), ("check", "run"), ("run", "run", "--resume")):
         done = call(*words, "--trust")

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedkeel.config import Run
-from fedkeel.config.code_names import code_names
+from fedkeel.config.code_names import ADDRESS, names_to_trust
 from fedkeel.errors import RunError
 from fedkeel.named_code import place_of
 from fedkeel.records.files import parse_json, write_text
@@ -36,7 +36,7 @@ def mark_as_made_here(folder: Path, settings: Run) -> None:
     Without a home folder in which the key can be kept there is no mark: the folder is then as one
     that came from elsewhere.
     """
-    names = {name for _, name in code_names(settings)}
+    names = {name for _, name in names_to_trust(settings)}
     if not names:
         return
     with suppress(OSError):
@@ -50,7 +50,8 @@ def check_trusted(folder: Path, names: Iterable[tuple[str, str]], trust: bool) -
 
     Args:
         folder: the run folder.
-        names: the import paths, each with the key of its setting, that would be imported.
+        names: the import paths that would be imported, and the address of a cluster, each with the
+            key of its setting.
         trust: whether the user has said that the folder is trusted.
 
     Raises:
@@ -62,8 +63,9 @@ def check_trusted(folder: Path, names: Iterable[tuple[str, str]], trust: bool) -
     key, marks = _key(), _marks(folder)
     found: dict[str, str] = {}
     for name in sorted(unknown):
+        is_address = unknown[name] == ADDRESS
         place = place_of(name.partition(":")[0])
-        if place.whose in ("nobody", "standard"):
+        if place.whose in ("nobody", "standard") and not is_address:
             continue  # the name is refused where it is looked up
         try:
             fits = key is not None and hmac.compare_digest(
@@ -72,12 +74,13 @@ def check_trusted(folder: Path, names: Iterable[tuple[str, str]], trust: bool) -
         except OSError:
             fits = False
         if not fits:
-            found[name] = place.file or "memory"
+            found[name] = "a cluster" if is_address else place.file or "memory"
     if found:
         raise RunError(
             f"{folder} names code, and was not made here by you.",
             got=", ".join(f"{unknown[name]} = {name!r} in {file}" for name, file in found.items()),
-            why="these modules would be imported, and what they hold would be called",
+            why="modules would be imported, and what they hold called; what a cluster sends would be "
+            "unpickled",
             do="look at them; if you trust them, add --trust (in Python trust=True)",
         )
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedkeel.config import Experiment, load
-from fedkeel.config.code_names import code_names
+from fedkeel.config.code_names import names_to_trust
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.records.folder import RunFolder
 from fedkeel.trust import check_trusted
@@ -52,6 +52,8 @@ def read_experiment(
     file = path / "config.toml" if os.path.isdir(path) else path
     experiment = load(file, changed)
     if os.path.isdir(path) or RunFolder(file.parent).holds(file):
-        by_folder = {(k, v) for k, v in code_names(experiment) if not any(v in c for c in changed)}
+        by_folder = {
+            (k, v) for k, v in names_to_trust(experiment) if not any(v in c for c in changed)
+        }
         check_trusted(file.parent, by_folder, trust)
     return experiment

@@ -21,6 +21,9 @@ PLACES = (
 CODE = ("method", "model.name", "task.loss", "task.metrics", "task.score", "data.augment")
 """Keys of settings that may name code, with those of a comparison and of a search."""
 
+ADDRESS = "engine.address"
+"""Key of the address of a Ray cluster."""
+
 _QUOTED = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"")
 _PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -33,6 +36,15 @@ def code_names(settings: Run) -> set[tuple[str, str]]:
     {('method', 'mine:Slow')}
     """
     return {(key, name) for key, text in _texts(settings) for name in names_in(text)}
+
+
+def names_to_trust(settings: Run) -> set[tuple[str, str]]:
+    """Return what needs the user's trust: names of code, and a cluster that sends pickled objects.
+
+    A pickle can run any code when it is read.
+    """
+    address = settings.engine.address
+    return code_names(settings) | (set() if address is None else {(ADDRESS, address)})
 
 
 def names_in(text: str) -> list[str]:
