@@ -79,8 +79,7 @@ def check_trusted(folder: Path, names: Iterable[tuple[str, str]], trust: bool) -
         raise RunError(
             f"{folder} names code, and was not made here by you.",
             got=", ".join(f"{unknown[name]} = {name!r} in {file}" for name, file in found.items()),
-            why="modules would be imported, and what they hold called; what a cluster sends would be "
-            "unpickled",
+            why="modules would be imported and called; what a cluster sends would be unpickled",
             do="look at them; if you trust them, add --trust (in Python trust=True)",
         )
 
