@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.engine.base import ClientJob, TrainingSetup
-from fedkeel.engine.evaluation import cut_into_shards, evaluate, split_examples, sums_of
+from fedkeel.engine.evaluation import cut_into_shards, evaluate, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.prepared import Prepared
@@ -266,10 +266,10 @@ def test_every_example_is_evaluated_once(split: str) -> None:
     logits = module.logits(module.params, {}, data.x[torch.from_numpy(rows)], train=False)
     hits = (logits.argmax(1) == data.y[torch.from_numpy(rows)]).double()
     cut = cut_into_shards(setup, split)
-    assert found.states.shape == (len(cut.group), 3)
+    assert found.states.shape == (len(cut.group), 4)  # hits, hits, losses and their number
     group = torch.from_numpy(split_examples(setup, split).groups())
     expected = torch.zeros(int(group.max()) + 1).double().index_add_(0, group, hits)
-    total = sums_of(found.states, torch.from_numpy(cut.group), len(expected))
+    total = setup.metrics.merged(found.states, torch.from_numpy(cut.group), len(expected))
     assert torch.equal(total[:, 0], expected)
 
 

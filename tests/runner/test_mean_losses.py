@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.cost import evaluation
 from fedkeel.errors import ModelError
-from fedkeel.runner import prepare as preparation
 from toys import held, of_sizes, prepared
 
 CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 5.0])
@@ -66,10 +66,11 @@ def test_the_loss_is_that_of_all_examples_at_once(name: str) -> None:
 
 
 def test_too_many_outputs_to_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "LARGEST_EVALUATION", 8 * (3 + 1) * EXAMPLES - 1)
+    kept, sums = 8 * (3 + 1) * EXAMPLES, 8 * 8 * 2  # of 8 rows: shards, clients
+    monkeypatch.setattr(evaluation, "LARGEST_EVALUATION", kept + sums - 1)
     clients = of_sizes(*SIZES)
-    with pytest.raises(ModelError, match=r"4 numbers for each of 87 examples: 2\.8 KB"):
+    with pytest.raises(ModelError, match=r"got 2\.8 KB for 87 examples"):
         prepared(clients=clients, per_round=3, loss=LOSSES["mean"])
     prepared(clients=clients, per_round=3, loss=nn.CrossEntropyLoss(reduction="none"))
-    monkeypatch.setattr(preparation, "LARGEST_EVALUATION", 8 * (3 + 1) * EXAMPLES)
+    monkeypatch.setattr(evaluation, "LARGEST_EVALUATION", kept + sums)
     prepared(clients=clients, per_round=3, loss=LOSSES["mean"])

@@ -69,7 +69,8 @@ def scores_of(
         metrics.measure(partial(network.test_output, network.params, {}), a, b, g, groups)
         for a, b, g in zip(output.split(size), y.split(size), group.split(size), strict=True)
     ]
-    states = torch.stack([part.states for part in parts]).sum(dim=0)
+    states = torch.cat([part.states for part in parts])
+    states = metrics.merged(states, torch.arange(groups).repeat(len(parts)), groups)
     kept = torch.cat([part.kept for part in parts])
     return metrics.scores(states, torch.bincount(group, minlength=groups), kept, group)
 
@@ -114,6 +115,17 @@ def test_metrics_of_labels_are_those_of_scikit_learn(classes: int, count: int) -
     assert scores.values == pytest.approx(expected, rel=1e-12)
 
 
+def test_metrics_of_many_classes_keep_three_numbers_for_each() -> None:
+    output, y = draw(30, 20_000), labels(30, 20_000)
+    y[::2] = output[::2].argmax(dim=1)
+    names = ["macro_f1", "balanced_accuracy"]
+    _, metrics = metric_set(names, output, y, LOSSES["cross_entropy"], 20_000)
+    assert metrics.sizes == (60_000, 60_000, 2)
+    scores, found = scores_of(names, output, y, classes=20_000)[0], output.argmax(dim=1)
+    assert scores["macro_f1"] == of_sklearn(sk.f1_score, y, found, average="macro")
+    assert scores["balanced_accuracy"] == of_sklearn(sk.balanced_accuracy_score, y, found)
+
+
 def test_top_k_is_that_of_scikit_learn() -> None:
     output, y = draw(50, 6), labels(50, 6)
     for name, k in (("top1", 1), ("top3", 3), ("top(k=5)", 5), ("top9", 6)):
@@ -156,33 +168,131 @@ def test_two_classes_by_one_score_or_two(columns: int) -> None:
 # ---- probabilities ------------------------------------------------------------------------------
 
 
-def in_bins(shares: Tensor, bins: int) -> Tensor:
-    """Return probabilities rounded to their bin, as the metrics see them."""
-    return (shares * bins).long().clamp(0, bins - 1)
+AREAS = ["auroc", "auprc", "sensitivity(at_specificity=0.9)"]
 
 
-@pytest.mark.parametrize("bins", [10, 1000])
-@pytest.mark.parametrize("count", [2, 7, 300])
-def test_areas_are_those_of_scikit_learn_on_the_bins(bins: int, count: int) -> None:
-    output, y = draw(count, 2), torch.arange(count) % 2
-    shares = in_bins(output.softmax(1)[:, 1], bins)
-    areas = {f"auroc(bins={bins})": sk.roc_auc_score, f"auprc(bins={bins})": None}
-    scores = scores_of(list(areas), output, y)[0]
-    assert scores["auroc"] == pytest.approx(sk.roc_auc_score(y, shares), rel=1e-12)
-    assert scores["auprc"] == pytest.approx(sk.average_precision_score(y, shares), rel=1e-12)
+def of_nodes(
+    given: Sequence[MetricLike], output: Tensor, y: Tensor, loss: Loss, classes: int
+) -> Scores:
+    """Return the scores of what ten nodes send."""
+    _, metrics = metric_set(given, output, y, loss, classes)
+    group = torch.arange(len(y)) * 10 // len(y)
+    measured = metrics.measure(lambda x: x, output, y, group, 10)
+    scores = metrics.scores(measured.states, torch.bincount(group), measured.kept, group)
+    sent = metrics.node_states(measured.states, measured.kept, group, scores)
+    server, none = metrics.on_nodes(), torch.zeros(0, dtype=torch.int64)
+    states = server.merged(sent, torch.zeros(10, dtype=torch.int64), 1)
+    return server.scores(states, torch.tensor([len(y)]), torch.zeros(0, 0), none)[0]
 
 
-def test_many_bins_come_close_to_the_exact_area() -> None:
-    output, y = draw(400, 1), labels(400, 2)
-    exact = sk.roc_auc_score(y, output[:, 0].sigmoid())
-    assert value("auroc", output, y, loss=LOSSES["bce"]) == pytest.approx(exact, abs=1e-3)
+def rated(y: Tensor, odds: Tensor) -> dict[str, float]:
+    """Return what scikit-learn says of scores of two classes."""
+    alarms, hits, _ = sk.roc_curve(y, odds)
+    areas = sk.roc_auc_score(y, odds), sk.average_precision_score(y, odds)
+    return dict(zip(AREAS, (*areas, hits[1 - alarms >= 0.9 - 1e-12].max()), strict=True))
 
 
-def test_areas_of_several_classes_are_means_against_the_rest() -> None:
-    output, y = draw(200, 4), labels(200, 4)
-    shares = in_bins(output.softmax(1), 1000)
-    expected = [sk.roc_auc_score(y == c, shares[:, c]) for c in range(4)]
-    assert value("auroc", output, y) == pytest.approx(np.mean(expected), rel=1e-12)
+def test_areas_are_exact_on_one_machine_and_close_to_it_on_nodes() -> None:
+    count, noise = 100_000, draw(100_000).float()
+    even, rare = labels(count, 2), (labels(count, 1000) == 0).long()
+    cases = {
+        "even": (even, noise + even),
+        "rare": (rare, noise + 1.5 * rare - 7),
+        "rare, and all of them near": (rare, 0.2 * noise + 0.3 * rare - 7),
+        "almost 1": (even, 3 * noise + 3 * even + 20),
+        "almost 0": (even, 3 * noise + 3 * even - 40),
+        "equal": (even, (noise + even).round()),
+        "all the same": (even, torch.full_like(noise, 0.3)),
+    }
+    for name, (y, odds) in cases.items():
+        exact = rated(y, odds)
+        one = scores_of(AREAS, odds[:, None], y, LOSSES["bce"], size=9000)[0]
+        nodes = of_nodes(AREAS, odds[:, None], y, LOSSES["bce"], 2)
+        for area in AREAS:
+            assert one[area] == pytest.approx(exact[area], rel=1e-12), (name, area)
+            bound = 0.002 if area in ("auroc", "auprc") else 0.01
+            assert nodes[area] == pytest.approx(exact[area], abs=bound), (name, area)
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_areas_of_several_classes_are_means_against_the_rest(classes: int) -> None:
+    y = labels(2000, classes)
+    output = 8 * draw(2000, classes) + 10 * nn.functional.one_hot(y, classes)  # many near 0 and 1
+    output[:400] = output[400:800]  # equal scores
+    odds = [
+        output[:, c] - output[:, [k for k in range(classes) if k != c]].logsumexp(1)
+        for c in range(classes)
+    ]
+    found = scores_of(["auroc", "auprc"], output, y)[0]
+    nodes = of_nodes(["auroc", "auprc"], output, y, LOSSES["cross_entropy"], classes)
+    for name in ("auroc", "auprc"):
+        expected = np.mean([rated((y == c).long(), odds[c])[name] for c in range(classes)])
+        assert found[name] == pytest.approx(expected, rel=1e-9)
+        assert nodes[name] == pytest.approx(expected, abs=0.002)
+
+
+def test_areas_in_bins_are_the_same_on_nodes() -> None:
+    output, y = draw(500, 2), labels(500, 2)
+    name = "auroc(bins=20)"
+    found = value(name, output, y)
+    assert found != value("auroc", output, y)
+    nodes = of_nodes([name], output, y, LOSSES["cross_entropy"], 2)["auroc"]
+    assert nodes == found == pytest.approx(value("auroc", output, y), abs=0.1)
+
+
+# ---- scores that are no numbers, equal scores, what is ignored ----------------------------------
+
+
+def test_scores_that_are_no_numbers_are_wrong_everywhere() -> None:
+    y = torch.tensor([1, 1, 0, 0])
+    output = torch.tensor([[math.nan], [4.0], [math.nan], [-4.0]]).double()
+    names = ["accuracy", "confusion", "balanced_accuracy", "macro_f1", "sensitivity", "specificity"]
+    scores = scores_of([*names, *AREAS], output, y, LOSSES["bce"])[0]
+    half = dict.fromkeys(names, 0.5) | {"macro_f1": 2 / 3}
+    assert {name: scores[name] for name in names} == pytest.approx(half)
+    lowest = torch.tensor([-9.0, 4.0, 9.0, -4.0])
+    assert (scores["auroc"], scores["auprc"]) == (
+        sk.roc_auc_score(y, lowest),
+        sk.average_precision_score(y, lowest),
+    )
+    assert scores[AREAS[2]] == 0.0  # one of two negatives is a false alarm at any threshold
+    assert value("sensitivity(at_specificity=0)", output, y, loss=LOSSES["bce"]) == 0.5
+    nodes = of_nodes(AREAS, output.repeat(10, 1), y.repeat(10), LOSSES["bce"], 2)
+    assert nodes["auroc"] == scores["auroc"]
+    several = torch.tensor([[math.nan, 4.0], [4.0, -4.0]]).double()
+    f1 = value(
+        "macro_f1", several, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), loss=LOSSES["bce"], classes=2
+    )
+    assert f1 == pytest.approx((2 / 3 + 1) / 2)
+    assert value("calibration_error", output[:1], y[:1], loss=LOSSES["bce"]) == 1.0
+    mask, truth = torch.full((1, 2, 2), math.nan).double(), torch.tensor([[[1, 0], [0, 0]]])
+    assert value("iou", mask, truth, loss=LOSSES["bce"]) == 0.0
+    assert value("dice", mask, 0 * truth, loss=LOSSES["bce"], classes=2) == 0.0
+    tokens = torch.tensor([[[math.nan, 1.0], [0.0, 1.0]]]).double()
+    loss = LOSSES["token_cross_entropy"]
+    assert value("token_accuracy", tokens, torch.tensor([[0, 1]]), loss=loss) == 0.5
+
+
+def test_of_equal_scores_the_first_class_ranks_first() -> None:
+    output, y = torch.zeros(4, 5).double(), torch.tensor([0, 1, 2, 4])
+    names = ["accuracy", "confusion", "top2", "top3", "top(k=4)"]
+    scores = scores_of(names, output, y)[0]
+    assert [scores[name] for name in ("accuracy", "confusion")] == [0.25, 0.25]
+    assert [scores[name] for name in ("top2", "top3", "top4")] == [0.5, 0.75, 0.75]
+
+
+def test_examples_that_are_wholly_ignored_do_not_count() -> None:
+    for loss, output, y, names in (
+        ("token_cross_entropy", draw(8, 5, 7), labels(40, 7).view(8, 5), ["perplexity"]),
+        ("cross_entropy", draw(8, 3, 4, 4), labels(128, 3).view(8, 4, 4), ["accuracy", "dice"]),
+        ("cross_entropy", draw(8, 3), labels(8, 3), ["auroc", "macro_f1"]),
+        ("bce", draw(8, 3), labels(24, 2).view(8, 3), ["accuracy", "auroc", "macro_f1"]),
+    ):
+        names = [*names, "calibration_error"] if loss == "cross_entropy" else names
+        expected = scores_of(names, output[:6], y[:6], LOSSES[loss], classes=7)[0].values
+        y[6:] = -100
+        found = scores_of(names, output, y, LOSSES[loss], classes=7)[0].values
+        assert found == pytest.approx(expected, rel=1e-12), loss
 
 
 def test_areas_are_not_defined_for_one_class_alone() -> None:
@@ -196,7 +306,7 @@ def test_areas_are_not_defined_for_one_class_alone() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
 def test_sensitivity_at_a_specificity_is_that_of_the_curve(share: float) -> None:
     output, y = draw(150, 2), labels(150, 2)
-    alarms, hits, _ = sk.roc_curve(y, in_bins(output.softmax(1)[:, 1], 1000))
+    alarms, hits, _ = sk.roc_curve(y, output.softmax(1)[:, 1])
     expected = hits[1 - alarms >= share - 1e-12].max()
     found = value(f"sensitivity(at_specificity={share})", output, y)
     assert found == pytest.approx(expected, rel=1e-12)
@@ -216,8 +326,7 @@ def test_several_labels_for_each_example() -> None:
     scores = scores_of(["accuracy", "macro_f1", "auroc"], output, y, LOSSES["bce"], classes=2)[0]
     assert scores["accuracy"] == pytest.approx(float((found == y).double().mean()))
     assert scores["macro_f1"] == pytest.approx(sk.f1_score(y, found, average="macro"), rel=1e-12)
-    shares = in_bins(output.sigmoid(), 1000)
-    assert scores["auroc"] == pytest.approx(sk.roc_auc_score(y, shares), rel=1e-12)
+    assert scores["auroc"] == pytest.approx(sk.roc_auc_score(y, output), rel=1e-12)
 
 
 # ---- quantities ---------------------------------------------------------------------------------
@@ -234,6 +343,16 @@ def test_metrics_of_quantities_are_those_of_scikit_learn(shape: tuple[int, ...])
     rmse = float(sk.mean_squared_error(y, output) ** 0.5)
     scores = scores_of(["mae", "rmse", "r2"], output, y, LOSSES["mse"])[0]
     assert scores.values == pytest.approx({**expected, "rmse": rmse}, rel=1e-11)
+
+
+def test_r2_of_quantities_that_are_far_from_0() -> None:
+    y = draw(60, 2, seed=5) + torch.tensor([1e8, -3e9])
+    output = y + 0.3 * draw(60, 2)
+    expected = sk.r2_score(y.numpy(), output.numpy())
+    for size in (1, 7, 60):
+        assert value("r2", output, y, loss=LOSSES["mse"], size=size) == pytest.approx(expected)
+    nodes = of_nodes(["r2"], output, y, LOSSES["mse"], 0)
+    assert nodes["r2"] == pytest.approx(expected)
 
 
 def test_r2_of_a_quantity_that_does_not_vary() -> None:
@@ -286,6 +405,10 @@ def test_metrics_of_tokens_do_not_count_the_ignored_ones() -> None:
     )
 
 
+def mean_square_of_risk(output: Tensor, y: Tensor) -> Tensor:
+    return output.square().mean(dim=1)
+
+
 def pairs(risk: Tensor, time: Tensor, event: Tensor) -> float:
     """Return the concordance, pair by pair."""
     right = total = 0.0
@@ -298,10 +421,19 @@ def pairs(risk: Tensor, time: Tensor, event: Tensor) -> float:
     return right / total if total else math.nan
 
 
+def test_concordance_of_many_takes_no_square_of_them() -> None:
+    y = torch.stack([draw(200_000, seed=2).abs(), (labels(200_000, 3) > 0).double()], dim=1)
+    risk = draw(200_000, 1) - y[:, :1]
+    assert 0.5 < value("concordance", risk, y, loss=mean_square_of_risk, size=200_000) < 1
+
+
 def test_concordance_counts_ties_and_ends_of_observation() -> None:
     risk = torch.round(2 * draw(40)) / 2
     time, event = labels(40, 9).double(), (labels(40, 3, seed=4) > 0).double()
     y = torch.stack([time, event], dim=1)
+    found = value("concordance", risk[:, None], y, loss=LOSSES["cox"])
+    assert found == pytest.approx(pairs(risk, time, event), rel=1e-12)
+    risk[::3] = math.nan  # which orders no pair
     found = value("concordance", risk[:, None], y, loss=LOSSES["cox"])
     assert found == pytest.approx(pairs(risk, time, event), rel=1e-12)
     y[:, 1] = 0
@@ -427,6 +559,9 @@ def test_every_metric_is_tried_on_a_case() -> None:
     assert tried == set(METRICS)
 
 
+recalls = partial(torchmetrics.Recall, "multiclass", num_classes=3)
+rocs = partial(torchmetrics.ROC, "multiclass", num_classes=3)
+
 # ---- refusals -----------------------------------------------------------------------------------
 
 
@@ -442,6 +577,16 @@ def test_every_metric_is_tried_on_a_case() -> None:
         (["perplexity"], draw(4, 2), labels(4, 2), "is of tokens"),
         (["concordance"], draw(4, 1), draw(4), "times until an event"),
         (["mae", "mae"], draw(4, 1), draw(4), "Two metrics have the name 'mae'"),
+        (["confusion"], draw(4, 20_000), labels(4, 20_000), "'confusion' keeps too much"),
+        (
+            [recalls(average=None)],
+            draw(4, 3),
+            torch.tensor([0, 1, 2, 0]),
+            "does not give one number",
+        ),
+        ([rocs()], draw(4, 3), torch.tensor([0, 1, 2, 0]), "does not give one number"),
+        ([rocs(thresholds=5)], draw(4, 3), torch.tensor([0, 1, 2, 0]), "does not give one number"),
+        (["auroc(bins=0)"], draw(4, 2), labels(4, 2), "'bins' is a number of bins"),
         ([7], draw(4, 1), draw(4), "A metric is none"),
         ([lambda output, y: output.mean()], draw(4, 1), draw(4), "not one number for each example"),
     ],

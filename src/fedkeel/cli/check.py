@@ -64,6 +64,7 @@ def check(
         + (f"on disk (at most {format_bytes(needs.disk)}), " if needs.disk else "in memory, ")
         + f"{format_bytes(needs.server_state)} at the server"
     )
+    print(f"evaluation   {format_bytes(needs.evaluation)} for what the metrics keep")
     for message in record.warnings:
         print(f"warning      {message}")
     print("everything fits together; nothing was trained")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import config
+from fedkeel.cost.evaluation import evaluation_memory
 from fedkeel.data.values import Values, rows_of
 from fedkeel.dispatch import OperationMode
 from fedkeel.engine.prepared import Place, Prepared
@@ -115,6 +116,7 @@ def estimate_run(prepared: Prepared) -> Estimate:
         server_state=nbytes(dict(server.memory)),
         state=prepared.state,
         disk=rows * _row_bytes(prepared) if prepared.state == "disk" else 0,
+        evaluation=sum(evaluation_memory(prepared.setup).values()),
     )
 
 

@@ -274,26 +274,24 @@ def columns_by_group(
     if of_all:
         group, kept_group = torch.zeros_like(group), torch.zeros_like(kept_group)
         sizes, count = sizes.sum()[None], 1
-    totals = sums_of(states, group, count)
+    totals = metrics.merged(states, group, count)
     with use_numerics(setup.precision), torch.random.fork_rng(devices=[]):
         seed_torch(torch_seed(setup.seed, f"evaluation.{split}"))  # a loss may draw numbers
         scores = metrics.columns(totals, sizes, measured.kept, kept_group)
     return {EXAMPLES: sizes.tolist(), **scores}
 
 
-def sums_of(states: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Return [groups, S] sums of states [R, S] by their group."""
-    total = torch.zeros(groups, states.shape[1], dtype=torch.float64)
-    return total.index_add_(0, group, states)
-
-
-def sums_by_client(setup: TrainingSetup, measured: Measured) -> Tensor:
+def states_by_client(setup: TrainingSetup, measured: Measured) -> Tensor:
     """Return [C, S] the states of each client, of an evaluation of the clients."""
     group = torch.from_numpy(cut_into_shards(setup, "clients").group)
-    return sums_of(measured.states, group, len(setup.federation))
+    return setup.metrics.merged(measured.states, group, len(setup.federation))
 
 
 def node_states(setup: TrainingSetup, measured: Measured) -> Tensor:
     """Return [C, S] what a node sends of the evaluation of its clients."""
-    states = sums_by_client(setup, measured)
-    return setup.metrics.node_states(states, scores_by_group(setup, "clients", measured))
+    states, scores = (
+        states_by_client(setup, measured),
+        scores_by_group(setup, "clients", measured),
+    )
+    kept_group = torch.from_numpy(split_examples(setup, "clients").groups())
+    return setup.metrics.node_states(states, measured.kept, kept_group, scores)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkeel.data.values import only_tensor, rows_of
 from fedkeel.engine.base import ClientJob, PersonalScores, ServerModel, TrainingSetup
 from fedkeel.engine.client_inputs import client_info, take_examples
-from fedkeel.engine.evaluation import Predict, measure_shard, split_examples
+from fedkeel.engine.evaluation import Predict, joined, measure_shard, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.method.checks import call, explain_errors
 from fedkeel.method.compose import compose
@@ -133,13 +133,9 @@ def measure_client(
         count = len(split_examples(alone, "clients"))
         starts = range(0, count, setup.shard)
         shards = [measure_shard(alone, predict, "clients", start) for start in starts]
-    metrics = setup.metrics
-    states = torch.zeros(metrics.state_size, dtype=torch.float64)
-    kept = [torch.zeros(0, metrics.kept_size, dtype=torch.float64)]
-    for shard in shards:
-        states += shard.states.sum(dim=0)
-        kept.append(shard.kept)
-    return states, torch.cat(kept)
+    measured = joined(setup.metrics, shards)
+    together = torch.zeros(len(measured.states), dtype=torch.int64)
+    return setup.metrics.merged(measured.states, together, 1)[0], measured.kept
 
 
 def _prediction(setup: TrainingSetup, params: Tree, buffers: Tree, client: int) -> Predict:
@@ -208,5 +204,6 @@ def scores_of(metrics: MetricSet, states: Tensor, sizes: Ints, kept: Tensor) -> 
     group = torch.repeat_interleave(torch.arange(len(sizes)), counts)[: len(kept)]
     per_client = metrics.scores(states, counts, kept, group)
     together = torch.zeros_like(group)
-    total = metrics.scores(states.sum(dim=0)[None], counts.sum()[None], kept, together)[0]
+    whole = metrics.merged(states, torch.zeros(len(states), dtype=torch.int64), 1)
+    total = metrics.scores(whole, counts.sum()[None], kept, together)[0]
     return PersonalScores(total, per_client)

@@ -26,8 +26,9 @@ FORMAT = 4
 """Version of the messages. Another version is refused."""
 
 HEADER, TENSORS, DIAGNOSTICS, SCORES = "header", "tensors", "diagnostics", "scores"
-STATES = "states"
-"""In the record of a client's scores: the sums that make its metrics."""
+STATES, PLACES = "states", "places"
+"""In the record of a client's scores: the sums that make its metrics, and where most of them are 0,
+the places of the others."""
 """Names of the records of a message; the last three are also the first part of a client's own."""
 
 _MAGIC = np.lib.format.magic(1, 0)
@@ -183,3 +184,35 @@ def lists(content: RecordDict, name: str, expected: Mapping[str, int]) -> dict[s
             expected=f"{sorted(expected.items())[:4]}",
         )
     return result
+
+
+def sums_record(sums: Tensor) -> MetricRecord:
+    """Return sums [S] as a record: all of them, or those that are not 0 where these are few."""
+    places = sums.nonzero().flatten()
+    if 2 * len(places) >= len(sums) or not len(places):
+        return MetricRecord({STATES: sums.tolist()})
+    return MetricRecord({PLACES: places.tolist(), STATES: sums[places].tolist()})
+
+
+def read_sums(content: RecordDict, name: str, size: int) -> Tensor:
+    """Return sums [S] of a received record, see `sums_record`.
+
+    Raises:
+        WireError: there are others, or their places are none.
+    """
+    record = content.get(name)
+    given = dict(record).get(PLACES) if isinstance(record, MetricRecord) else None
+    if not isinstance(given, list):
+        return torch.tensor(lists(content, name, {STATES: size})[STATES], dtype=torch.float64)
+    found = lists(content, name, {PLACES: len(given), STATES: len(given)})
+    places = torch.tensor(found[PLACES], dtype=torch.float64)
+    is_place = (places == places.floor()) & (places >= 0) & (places < size)
+    if not bool(is_place.all()) or not bool((places.diff() > 0).all()):
+        raise WireError(
+            f"A message's lists {name!r} are wrong.",
+            got="places that are none, or in another order",
+            expected=f"ascending ones below {size}",
+        )
+    sums = torch.zeros(size, dtype=torch.float64)
+    sums[places.long()] = torch.tensor(found[STATES], dtype=torch.float64)
+    return sums

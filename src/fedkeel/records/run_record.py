@@ -220,6 +220,7 @@ class Estimate:
         server_state: bytes that the server remembers besides, beyond the model.
         state: where the clients' state lives.
         disk: bytes of the file of client state, at most; 0 where it lives in memory.
+        evaluation: bytes that the metrics keep in an evaluation; 0 in records of before.
     """
 
     down: dict[str, Count] = field(default_factory=dict)
@@ -230,6 +231,7 @@ class Estimate:
     server_state: Count = 0
     state: Literal["memory", "disk"] = "memory"
     disk: Count = 0
+    evaluation: Count = 0
 
     @property
     def resident(self) -> int:

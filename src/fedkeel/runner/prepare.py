@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import config
+from fedkeel.cost.evaluation import check_evaluation
 from fedkeel.cost.memory import check_server, choose_place, evaluation_batch
 from fedkeel.data import batches
 from fedkeel.data.augment import check_transform, named_transform
@@ -79,9 +80,6 @@ _STEP_BYTES = 200
 """Bytes that a mini-batch takes beside the positions of its examples."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-LARGEST_EVALUATION = 4_000_000_000
-"""Bytes of an evaluation's outputs, at most, where the loss needs all of them at once."""
 
 
 def gather(experiment: config.Experiment) -> Ingredients:
@@ -217,7 +215,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         keeps_updates=attack is not None and attack.changes_updates,
     )
     _check_evaluation_of_one(setup)
-    _check_evaluation_memory(setup)
+    check_evaluation(setup)
     check_kinds(settings, setup)
     check_server(plan, training.shared_params, population, settings.engine)
     server = server_start(training, population)
@@ -462,28 +460,6 @@ def _check_evaluation_of_one(setup: TrainingSetup) -> None:
         if 1 not in counts.values()
         else "give more examples, or use fedkeel.replace_batch_norm(module)",
     )
-
-
-def _check_evaluation_memory(setup: TrainingSetup) -> None:
-    """Refuse metrics that have to see all examples at once where these are too much to keep."""
-    width = setup.metrics.kept_size
-    count = max(count_examples(setup, "test"), count_examples(setup, "clients"))
-    needed = count * width * torch.float64.itemsize
-    if needed > LARGEST_EVALUATION:
-        names = ", ".join(repr(metric.name) for metric in setup.metrics.pooled)
-        has_mean_loss = setup.training.network.has_mean_loss
-        raise ModelError(
-            "The loss is a mean over the batch, and the outputs of an evaluation are too many."
-            if has_mean_loss
-            else "Metrics that see all examples at once keep too much.",
-            got=f"{width} numbers for each of {count} examples: {format_bytes(needed)}",
-            expected=f"at most {format_bytes(LARGEST_EVALUATION)}",
-            why=f"{names}: the mean of the batches' values would depend on evaluation.batch_size",
-            do="return one loss for each example, e.g. with reduction='none', or evaluate fewer "
-            "examples"
-            if has_mean_loss
-            else "evaluate fewer examples, or take metrics whose sums add up",
-        )
 
 
 def has_batch_of(local: config.Local, n: int, rounds: int, size: int) -> bool:

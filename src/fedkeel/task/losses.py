@@ -249,6 +249,10 @@ OF_QUANTITIES: frozenset[Loss] = frozenset({mse, l1, huber, poisson, cox})
 """Losses whose target is no label, even where it is a whole number."""
 
 
+IGNORING: frozenset[Loss] = frozenset({cross_entropy, token_cross_entropy, bce, dice})
+"""Losses that leave out targets of -100."""
+
+
 def picked_cross_entropy(output: Outputs, y: Tensor) -> Tensor:
     """Return what `cross_entropy` does, in half the operations where each is made by itself.
 

@@ -18,7 +18,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.read.scaling import Moments, Scale
 from fedkeel.data.values import Values, only_tensor
 from fedkeel.engine.base import ClientJob, ServerModel, TrainingSetup
-from fedkeel.engine.evaluation import evaluate, node_states, split_examples, sums_by_client
+from fedkeel.engine.evaluation import evaluate, node_states, split_examples, states_by_client
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.personal import measure_client, scores_of
@@ -59,11 +59,11 @@ from fedkeel.flower.wire import (
     DIAGNOSTICS,
     HEADER,
     SCORES,
-    STATES,
     TENSORS,
     WireError,
     of_client,
     pack,
+    sums_record,
     unpack,
 )
 from fedkeel.method.context import ByPart, Message
@@ -298,7 +298,7 @@ class Node:
             states = node_states(setup, measured)
         records = RecordDict({HEADER: request.record()})
         for client in request.client_ids:
-            records[of_client(SCORES, client)] = MetricRecord({STATES: states[client].tolist()})
+            records[of_client(SCORES, client)] = sums_record(states[client])
         return records
 
     def evaluate_personal(self, content: RecordDict) -> RecordDict:
@@ -315,8 +315,9 @@ class Node:
         records = RecordDict({HEADER: request.record()})
         for client, states, kept in self._personal_states(setup, request, message):
             scores = scores_of(setup.metrics, states[None], sizes[client : client + 1], kept)
-            sums = setup.metrics.node_states(states[None], scores.per_client)[0]
-            records[of_client(SCORES, client)] = MetricRecord({STATES: sums.tolist()})
+            alone = torch.zeros(len(kept), dtype=torch.int64)
+            sums = setup.metrics.node_states(states[None], kept, alone, scores.per_client)[0]
+            records[of_client(SCORES, client)] = sums_record(sums)
         return records
 
     def _personal_states(
@@ -350,15 +351,15 @@ class Node:
         records = RecordDict({HEADER: request.record()})
         if self.prepared.judges_personal_models:
             for client, states, _ in self._personal_states(setup, request, message):
-                records[of_client(SCORES, client)] = MetricRecord({STATES: states.tolist()})
+                records[of_client(SCORES, client)] = sums_record(states)
             return records
         buffers = message.buffers or setup.training.network.buffers
         params = {**message.params, **setup.training.personal_params}
         with use_numerics(setup.precision):
             measured = evaluate(setup, params, buffers, "clients")
-        counts = sums_by_client(setup, measured)
+        counts = states_by_client(setup, measured)
         for client in request.client_ids:
-            records[of_client(SCORES, client)] = MetricRecord({STATES: counts[client].tolist()})
+            records[of_client(SCORES, client)] = sums_record(counts[client])
         return records
 
     def describe(self) -> RecordDict:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.cost.memory import estimate_run
-from fedkeel.data.values import only_tensor
+from fedkeel.data.values import tensors_of
 from fedkeel.engine.base import (
     ClientJob,
     PersonalScores,
@@ -526,6 +526,8 @@ class NodeClients(KeepsClientStates):
         states = torch.full((len(clients), metrics.state_size), math.nan, dtype=torch.float64)
         losses = torch.full((len(clients),), math.nan, dtype=torch.float64)
         jobs = {job.client: job for job in self.clients.jobs(clients)}
+        targets = split_examples(self._setup, "pictures").data.y
+        places = sum(part[0].numel() for part in tensors_of(targets))
         replied: set[int] = set()
         for reply, request in self._ask(kind, message, jobs, replied, EVALUATION):
             try:
@@ -533,11 +535,11 @@ class NodeClients(KeepsClientStates):
                 for client in request.client_ids:
                     row, count = list(counts).index(client), counts[client]
                     if kind == PICTURES:
-                        targets = split_examples(self._setup, "pictures").data.y
-                        most = count * only_tensor(targets, "a picture")[0].numel()
-                        states[row] = read_counts(content, client, most, metrics)
+                        states[row] = read_counts(content, client, count * places, metrics)
                     else:
-                        states[row], losses[row] = read_states(content, client, count, metrics)
+                        states[row], losses[row] = read_states(
+                            content, client, count, metrics, places
+                        )
                     replied.add(client)
             except WireError as error:
                 failed = set(request.client_ids) - replied

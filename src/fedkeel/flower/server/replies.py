@@ -33,18 +33,19 @@ from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.flower.wire import (
     DIAGNOSTICS,
     SCORES,
-    STATES,
     TENSORS,
     WireError,
-    lists,
     numbers,
     of_client,
+    read_sums,
     unpack,
 )
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.local_loop import all_finite
 from fedkeel.method.round_values import Reply
 from fedkeel.records.score import LOSS
+from fedkeel.task.metrics.base import CountMetric, SumMetric
+from fedkeel.task.metrics.classification import CalibrationError
 from fedkeel.task.metrics.metric_set import MetricSet
 from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 
@@ -237,7 +238,7 @@ class TakenReplies:
 
 
 def read_states(
-    content: RecordDict, client: int, count: int, metrics: MetricSet
+    content: RecordDict, client: int, count: int, metrics: MetricSet, places: int = 1
 ) -> tuple[Tensor, float]:
     """Return [S] the sums of a client's metrics, and its mean loss.
 
@@ -246,12 +247,12 @@ def read_states(
         client: which client.
         count: the number of examples that it was measured on.
         metrics: the metrics, as `MetricSet.on_nodes` has them.
+        places: number of targets of one example.
 
     Raises:
         WireError: there are no sums, or they cannot be those of so many examples.
     """
-    values = lists(content, of_client(SCORES, client), {STATES: metrics.state_size})[STATES]
-    states = torch.tensor(values, dtype=torch.float64)
+    states = read_sums(content, of_client(SCORES, client), metrics.state_size)
     scores = metrics.scores(
         states[None], torch.tensor([count]), torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64)
     )[0]
@@ -260,6 +261,16 @@ def read_states(
         in_range = math.isnan(value) or -1e-9 <= value <= 1 + 1e-9
         if metric.unit == "%" and not (in_range and bool(part.isfinite().all())):
             raise WireError("A score is no share.", got=f"{metric.name} {value}")
+        is_count = isinstance(metric, CountMetric | CalibrationError) or (
+            isinstance(metric, SumMetric) and metric.unit == "%" and metric.finish is not None
+        )
+        if metric.name == LOSS and len(part) == 2:
+            is_count, part = True, part[1:]
+        most = count * max(1, places) * (1 + 1e-9)
+        if is_count and not bool(((part >= 0) & (part <= most)).all()):
+            raise WireError(
+                "The sums of a score are none of so many examples.", got=f"{metric.name}: {count}"
+            )
     return states, scores[LOSS]
 
 
@@ -275,8 +286,7 @@ def read_counts(content: RecordDict, client: int, most: int, metrics: MetricSet)
     Raises:
         WireError: there are no counts, or they cannot be those of so many targets.
     """
-    values = lists(content, of_client(SCORES, client), {STATES: metrics.state_size})[STATES]
-    counts = torch.tensor(values, dtype=torch.float64)
+    counts = read_sums(content, of_client(SCORES, client), metrics.state_size)
     sums = [part.sum() for part in torch.split(counts, list(metrics.sizes))]
     if not all(0 <= total <= most for total in sums) or not (counts == counts.floor().abs()).all():
         raise WireError("The counts of predictions are none of so many examples.", got=most)

@@ -1,8 +1,13 @@
 """What a metric is: a state of sums for each group of examples, and the result of a state.
 
 States add: those of two shards, workers or nodes make the state of both. So a metric never needs
-more than one batch of outputs at a time, and only sums cross a network. The exception is
-`PooledMetric`, which has to see all examples of a group at once.
+more than one batch of outputs at a time, and only sums cross a network. There are two exceptions:
+`PooledMetric` has to see all examples of a group at once, and a metric with `merge` adds its states
+in a way of its own.
+
+One rule holds for scores that are no numbers, NaN: they count as wrong. One holds for equal scores:
+of classes, the one with the smaller index ranks first; of examples, none ranks before the other.
+Examples all of whose targets are -100 do not count.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.errors import ModelError
+from fedkeel.task.losses import IGNORED
 from fedkeel.task.outputs import Outputs, Target
 
 Unit = Literal["", "%"]
@@ -98,6 +104,20 @@ class Metric(Protocol):
         """
 
 
+@runtime_checkable
+class Merging(Protocol):
+    """A metric whose states do not add up, but are merged, however the examples are cut."""
+
+    def merge(self, states: Tensor, group: Tensor, groups: int) -> Tensor:
+        """Return [groups, S] the states of all rows of a group together.
+
+        Args:
+            states: [R, S] states; a row of zeros is that of no example.
+            group: [R] int64, the group of each row.
+            groups: number of groups.
+        """
+
+
 def sum_by_group(values: Tensor, group: Tensor, groups: int) -> Tensor:
     """Return [groups, m] sums of values [B, m] or [B], added in their order, in float64."""
     rows = values.detach().to("cpu", torch.float64)
@@ -114,6 +134,12 @@ def count_by_group(cells: Tensor, size: int, group: Tensor, groups: int) -> Tens
     places = group[:, None] * size + flat
     counts = torch.bincount(places[flat >= 0], minlength=groups * size)
     return counts.view(groups, size).double()
+
+
+def are_counted(y: Tensor) -> Tensor:
+    """Return [B] whether an example has a target that is not ignored."""
+    counted = y != IGNORED
+    return counted if counted.ndim == 1 else counted.flatten(1).any(dim=1)
 
 
 def divided(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -196,10 +222,26 @@ class CountMetric:
 
 
 @dataclass(frozen=True)
+class NodeSums:
+    """What a node sends in place of the values that a pooled metric keeps of each example.
+
+    Args:
+        size: S, how many sums.
+        sums: (kept values [n, m] of a client, the client's own metric) -> [S].
+        finish: (sums [G, S], examples [G]) -> the metric of each group, [G].
+    """
+
+    size: int
+    sums: Callable[[Tensor, float], Tensor]
+    finish: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class PooledMetric:
     """A metric that has to see all examples of a group at once, such as a rank correlation.
 
-    Its values are kept for each example, which works on one machine, and not on nodes.
+    Its values are kept for each example on one machine. Nodes send sums that come close to it,
+    where there are such.
 
     Args:
         name: its name.
@@ -207,6 +249,7 @@ class PooledMetric:
         of_all: kept values [n, m] -> the metric.
         higher_is_better: its direction.
         unit: its unit.
+        on_nodes: the sums that nodes send; None where the metric is refused there.
     """
 
     name: str
@@ -214,3 +257,4 @@ class PooledMetric:
     of_all: Callable[[Tensor], float]
     higher_is_better: bool = True
     unit: Unit = ""
+    on_nodes: NodeSums | None = None

@@ -1,4 +1,4 @@
-"""Metrics of labels, of several labels for each example, and of probabilities."""
+"""Metrics of labels: one or several for each example, or one for each place of a mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ Finish = Callable[[Tensor], Tensor]
 
 
 def accuracy(info: TaskInfo) -> SumMetric:
-    """Return the share of right answers: of labels, of places of a mask, or of several labels."""
+    """Return the share of right answers: of labels, of places of a mask, or of several labels.
+
+    The answer is the class of the highest score, the first of equal ones. Of places and of several
+    labels it is the mean over the examples of their shares.
+    """
     info.need_classes("accuracy")
     is_score = info.scores in ((), (1,)) and info.classes == 2  # of the second class
     if info.target:
@@ -37,7 +41,10 @@ def accuracy(info: TaskInfo) -> SumMetric:
 
 
 def top(info: TaskInfo, k: int = 3) -> SumMetric:
-    """Return the share of examples whose label is among the k highest scores."""
+    """Return the share of examples whose label is among the k highest scores.
+
+    Of equal scores, that of the smaller class ranks first.
+    """
     info.need_classes(f"top{k}")
     if k < 1 or len(info.scores) != 1:
         raise ModelError(
@@ -49,9 +56,13 @@ def top(info: TaskInfo, k: int = 3) -> SumMetric:
 
 def _hits_within(output: Outputs, y: Tensor, k: int) -> Tensor:
     """Return [B] whether the label is among the k highest scores; never where one is NaN."""
-    scores = scores_of(output)
-    best = scores.topk(min(k, scores.shape[1]), dim=1).indices == y[:, None]
-    return (best & ~scores.isnan().any(dim=1, keepdim=True)).any(dim=1)
+    scores, label = scores_of(output), y.to(torch.int64)
+    size = scores.shape[1]
+    own = scores.gather(1, label.clamp(0, size - 1)[:, None])
+    classes = torch.arange(size, device=scores.device)
+    before = (scores > own) | ((scores == own) & (classes < label[:, None]))
+    is_class = (label >= 0) & (label < size)
+    return (before.sum(dim=1) < k) & is_class & ~scores.isnan().any(dim=1)
 
 
 def _hits(output: Outputs, y: Tensor) -> Tensor:
@@ -69,7 +80,8 @@ def _shares_of_hits(output: Outputs, y: Tensor) -> Tensor:
 def classes_of(output: Outputs, y: Tensor) -> Tensor:
     """Return the predicted class of each target: of the highest score, or of a score above 0.
 
-    A class of -1, which none has, stands where a score is NaN.
+    Of equal scores it is the first class. A class of -1, which none has, stands where a score is
+    NaN.
     """
     scores = scores_of(output)
     if scores.ndim == y.ndim + 1 and scores.shape[1] > 1:
@@ -79,71 +91,105 @@ def classes_of(output: Outputs, y: Tensor) -> Tensor:
     return (scores > 0).to(torch.int64).masked_fill(scores.isnan(), -1)
 
 
-def _table(info: TaskInfo) -> int:
+def table_size(info: TaskInfo) -> int:
+    """Return the number of classes of a table of true and predicted classes."""
     return max(info.outputs, info.classes)
 
 
+# ---- the whole table ----------------------------------------------------------------------------
+
+
 def confusion_cells(output: Outputs, y: Tensor, classes: int) -> Tensor:
-    """Return [B, ...] true class * classes + predicted class, -1 where a place does not count."""
+    """Return [B, ...] true class * classes + predicted class, -1 where a place does not count.
+
+    Cells from classes ** 2 on are of places whose scores are NaN, by their true class.
+    """
     predictions, truth = classes_of(output, y), y.to(torch.int64)
-    cells = truth * classes + predictions.clamp(min=0)
-    return torch.where((truth < 0) | (predictions < 0), -1, cells)
-
-
-def _matrix(counts: Tensor) -> Tensor:
-    """Return [G, Y, Y] counts by true and predicted class."""
-    classes = round(counts.shape[1] ** 0.5)
-    return counts.view(len(counts), classes, classes)
+    cells = torch.where(predictions < 0, classes**2 + truth, truth * classes + predictions)
+    return torch.where(truth < 0, -1, cells)
 
 
 def confusion(info: TaskInfo, name: str = "confusion") -> CountMetric:
-    """Return the counts of true and predicted classes, and the share on their diagonal."""
+    """Return the counts of true and predicted classes, and the share on their diagonal.
+
+    Places whose scores are NaN are in no column, and count as wrong. It keeps the square of the
+    number of classes.
+    """
     info.need_classes(name)
-    classes = _table(info)
+    classes = table_size(info)
 
     def share(counts: Tensor) -> Tensor:
-        matrix = _matrix(counts)
-        return divided(matrix.diagonal(dim1=1, dim2=2).sum(dim=1), matrix.sum(dim=(1, 2)))
+        matrix = counts[:, : classes**2].view(len(counts), classes, classes)
+        return divided(matrix.diagonal(dim1=1, dim2=2).sum(dim=1), counts.sum(dim=1))
 
-    return CountMetric(name, classes**2, partial(confusion_cells, classes=classes), share)
+    size, cells = classes * (classes + 1), partial(confusion_cells, classes=classes)
+    return CountMetric(name, size, cells, share)
+
+
+# ---- three counts for each class ----------------------------------------------------------------
+
+
+def class_cells(output: Outputs, y: Tensor, classes: int) -> Tensor:
+    """Return [B, 3, ...] the places of what counts: the true class, the predicted one, a hit.
+
+    Counts of a true class come first, then those of a predicted one, then those of right answers.
+    It is -1 where a place does not count, where scores are NaN, and where an answer is not right.
+    """
+    found, truth = classes_of(output, y), y.to(torch.int64)
+    found = found.masked_fill(truth < 0, -1)
+    predictions = torch.where(found < 0, -1, classes + found)
+    right = torch.where((found == truth) & (found >= 0), 2 * classes + truth, -1)
+    return torch.stack([truth.clamp(min=-1), predictions, right], dim=1)
+
+
+def _of_classes(info: TaskInfo, name: str, finish: Callable[[Tensor], Tensor]) -> CountMetric:
+    """Return a metric of [G, 3, Y]: how often each class is true, is predicted, and is both."""
+    info.need_classes(name)
+    classes = table_size(info)
+
+    def of_counts(counts: Tensor) -> Tensor:
+        return finish(counts.view(len(counts), 3, classes))
+
+    return CountMetric(name, 3 * classes, partial(class_cells, classes=classes), of_counts)
 
 
 def balanced_accuracy(info: TaskInfo) -> CountMetric:
-    """Return the mean over the classes that occur of the share of their examples that are right."""
+    """Return the mean over the classes that occur of the share of their examples that are right.
+
+    It keeps three numbers for each class.
+    """
 
     def finish(counts: Tensor) -> Tensor:
-        matrix = _matrix(counts)
-        recall = divided(matrix.diagonal(dim1=1, dim2=2), matrix.sum(dim=2))
-        return recall.nanmean(dim=1)
+        return divided(counts[:, 2], counts[:, 0]).nanmean(dim=1)
 
-    return _of_confusion(info, "balanced_accuracy", finish)
+    return _of_classes(info, "balanced_accuracy", finish)
 
 
 def macro_f1(info: TaskInfo) -> CountMetric:
     """Return the mean F1 over the classes that occur or are predicted.
 
     With several labels for each example it is the mean over the labels, 0 for one without any
-    positive, as scikit-learn has it.
+    positive, as scikit-learn has it. It keeps three numbers for each class.
     """
     info.need_classes("macro_f1")
     if info.scores == info.target and info.target:
         return _multilabel_f1(info)
 
     def finish(counts: Tensor) -> Tensor:
-        matrix = _matrix(counts)
-        right = matrix.diagonal(dim1=1, dim2=2)
-        return divided(2 * right, matrix.sum(dim=1) + matrix.sum(dim=2)).nanmean(dim=1)
+        true, found, right = counts.unbind(dim=1)
+        return divided(2 * right, found + true).nanmean(dim=1)
 
-    return _of_confusion(info, "macro_f1", finish)
+    return _of_classes(info, "macro_f1", finish)
 
 
 def _multilabel_f1(info: TaskInfo) -> CountMetric:
     labels = info.target[-1]
 
     def cells(output: Outputs, y: Tensor) -> Tensor:
-        found, truth = classes_of(output, y).clamp(min=0), y.to(torch.int64)
+        found, truth = classes_of(output, y), y.to(torch.int64)
+        found = torch.where(found < 0, 1 - truth, found)
         places = torch.arange(labels, device=y.device) * 4 + truth * 2 + found
-        return places.masked_fill(truth == IGNORED, -1)
+        return places.masked_fill(truth < 0, -1)
 
     def finish(counts: Tensor) -> Tensor:
         table = counts.view(len(counts), labels, 4)
@@ -153,52 +199,19 @@ def _multilabel_f1(info: TaskInfo) -> CountMetric:
     return CountMetric("macro_f1", labels * 4, cells, finish)
 
 
-def sensitivity(
-    info: TaskInfo, at_specificity: float | None = None, bins: int = 1000
-) -> CountMetric:
-    """Return the share of positives that are found.
-
-    Args:
-        info: the task, with two classes.
-        at_specificity: choose the threshold of the scores at which at least this share of negatives
-            is recognised and the sensitivity is highest; None takes the highest score.
-        bins: number of bins of the probability, where a threshold is chosen.
-    """
-    _need_binary(info, "sensitivity")
-    if at_specificity is None:
-        return _of_confusion(info, "sensitivity", partial(_recall, label=1))
-    if not 0 <= at_specificity <= 1:
-        raise ModelError("'at_specificity' is a share.", got=at_specificity, expected="0..1")
-
-    def finish(counts: Tensor) -> Tensor:
-        hits, false_alarms = _curve(counts.view(len(counts), 1, bins, 2))
-        allowed = 1 - false_alarms[:, 0] >= at_specificity - 1e-12
-        best = torch.where(allowed, hits[:, 0], -torch.inf).amax(dim=1)
-        return torch.where(best.isinf(), torch.nan, best)
-
-    name = f"sensitivity(at_specificity={at_specificity:g})"
-    return _of_probabilities(info, name, bins, finish)
+def recall(info: TaskInfo, name: str, label: int) -> CountMetric:
+    """Return the share of examples of one of two classes that are recognised."""
+    need_binary(info, name)
+    return _of_classes(info, name, lambda counts: divided(counts[:, 2, label], counts[:, 0, label]))
 
 
 def specificity(info: TaskInfo) -> CountMetric:
     """Return the share of negatives that are recognised."""
-    _need_binary(info, "specificity")
-    return _of_confusion(info, "specificity", partial(_recall, label=0))
+    return recall(info, "specificity", 0)
 
 
-def _recall(counts: Tensor, label: int) -> Tensor:
-    matrix = _matrix(counts)
-    return divided(matrix[:, label, label], matrix[:, label].sum(dim=1))
-
-
-def _of_confusion(info: TaskInfo, name: str, finish: Finish) -> CountMetric:
-    info.need_classes(name)
-    classes = _table(info)
-    cells = partial(confusion_cells, classes=classes)
-    return CountMetric(name, classes**2, cells, finish)
-
-
-def _need_binary(info: TaskInfo, name: str) -> None:
+def need_binary(info: TaskInfo, name: str) -> None:
+    """Refuse a task of more than two classes."""
     info.need_classes(name)
     if info.outputs != 2:
         raise ModelError(
@@ -208,94 +221,15 @@ def _need_binary(info: TaskInfo, name: str) -> None:
         )
 
 
-# ---- of probabilities, in bins ------------------------------------------------------------------
-
-
-def auroc(info: TaskInfo, bins: int = 1000) -> CountMetric:
-    """Return the area under the receiver operating characteristic.
-
-    The probability of each class is counted in bins of equal width, and equal bins are ties, so
-    that the counts of many places add up. It is the exact area for probabilities that are rounded
-    to their bin. More than two classes, and several labels, are averaged, each against the rest;
-    those without a positive or a negative are left out.
-    """
-
-    def finish(counts: Tensor) -> Tensor:
-        hits, false_alarms = _curve(counts.view(len(counts), -1, bins, 2))
-        width = false_alarms.diff(dim=2)
-        height = (hits[..., 1:] + hits[..., :-1]) / 2
-        return (width * height).sum(dim=2).nanmean(dim=1)
-
-    return _of_probabilities(info, "auroc", bins, finish)
-
-
-def auprc(info: TaskInfo, bins: int = 1000) -> CountMetric:
-    """Return the average precision, the area under precision over recall; bins as in `auroc`."""
-
-    def finish(counts: Tensor) -> Tensor:
-        table = counts.view(len(counts), -1, bins, 2).flip(2).cumsum(dim=2)
-        positive, everyone = table[..., 1], table.sum(dim=3)
-        recall = divided(positive, positive[..., -1:])
-        steps = torch.cat([recall[..., :1], recall.diff(dim=2)], dim=2)
-        precision = torch.where(everyone == 0, 0.0, positive / everyone.clamp(min=1))
-        return (steps * precision).sum(dim=2).nanmean(dim=1)
-
-    return _of_probabilities(info, "auprc", bins, finish)
-
-
-def probabilities(output: Outputs, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [B, L] probabilities and [B, L] whether they are of the truth.
-
-    L is 1 for two classes, the number of classes for more, and that of labels for several.
-    """
-    scores = scores_of(output).double()
-    if scores.ndim == 2 and y.ndim == 1 and scores.shape[1] > 2:
-        truth = y[:, None] == torch.arange(scores.shape[1], device=y.device)
-        return scores.softmax(dim=1), truth
-    if scores.ndim == 2 and y.ndim == 1 and scores.shape[1] == 2:
-        return scores.softmax(dim=1)[:, 1:], (y == 1)[:, None]
-    return predicted(output, y).double().sigmoid().view(len(y), -1), (y == 1).view(len(y), -1)
-
-
-def _of_probabilities(info: TaskInfo, name: str, bins: int, finish: Finish) -> CountMetric:
-    info.need_classes(name)
-    if len(info.target) > 1 or len(info.scores) > 1:
-        raise ModelError(
-            f"The metric {name!r} is of one or several labels for each example.",
-            got=f"targets of shape {list(info.target)} for one example",
-        )
-    binary = info.outputs == 2 and not info.target
-    labels = 1 if binary else info.scores[0]
-
-    return CountMetric(name, labels * bins * 2, partial(probability_cells, bins=bins), finish)
-
-
-def probability_cells(output: Outputs, y: Tensor, bins: int) -> Tensor:
-    """Return [B, L] (label * bins + bin of its probability) * 2 + whether it is of the truth."""
-    shares, truth = probabilities(output, y)
-    bin = (shares * bins).long().clamp(0, bins - 1)
-    label = torch.arange(shares.shape[1], device=y.device)
-    left_out = shares.isnan() | (y == IGNORED).view(len(y), -1)
-    return torch.where(left_out, -1, (label * bins + bin) * 2 + truth.long())
-
-
-def _curve(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return hit rates and false alarm rates [G, L, bins + 1], by falling threshold.
-
-    Args:
-        table: [G, L, bins, 2] counts of negatives and positives.
-    """
-    counts = table.flip(2).cumsum(dim=2)
-    counts = torch.cat([torch.zeros_like(counts[:, :, :1]), counts], dim=2)
-    rates = divided(counts, counts[:, :, -1:])
-    return rates[..., 1], rates[..., 0]
+# ---- probabilities in bins ----------------------------------------------------------------------
 
 
 class CalibrationError:
     """The expected calibration error: of the probability of the predicted class, in equal bins.
 
     It is the mean over examples of the distance, in the bin of an example, between the share of
-    right answers and the mean probability. Source: Guo et al. 2017, equation 3.
+    right answers and the mean probability. A prediction that is NaN counts as a wrong one of
+    probability 1. Source: Guo et al. 2017, equation 3.
     """
 
     name, higher_is_better = "calibration_error", False
@@ -303,22 +237,37 @@ class CalibrationError:
 
     def __init__(self, info: TaskInfo, bins: int = 15) -> None:
         info.need_classes(self.name)
-        self._bins = bins
+        self._bins = need_bins(bins)
 
     def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
-        """Return [groups, bins * 3]: examples, right answers and probabilities of each bin."""
+        """Return [groups, bins * 3]: places, right answers and probabilities of each bin."""
         scores = scores_of(output).double()
-        if scores.ndim == 2 and scores.shape[1] > 1:
-            confidence, found = scores.softmax(dim=1).max(dim=1)
+        if scores.ndim == target.ndim + 1 and scores.shape[1] > 1:
+            confidence = scores.softmax(dim=1).amax(dim=1)
         else:
             share = predicted(output, target).double().sigmoid()
-            confidence, found = torch.maximum(share, 1 - share), (share > 0.5).long()
+            confidence = torch.maximum(share, 1 - share)
+        confidence = confidence.nan_to_num(1.0)
+        right, counted = classes_of(output, target) == target, target != IGNORED
         bins = (confidence * self._bins).ceil().long().sub(1).clamp(0, self._bins - 1)
-        rows = torch.stack([torch.ones_like(confidence), found == target, confidence], dim=1)
-        place = group * self._bins + bins.cpu()
+        owner = group.to(target.device).view(-1, *[1] * (target.ndim - 1)).expand_as(target)
+        place = (owner * self._bins + bins)[counted].cpu()
+        rows = torch.stack([torch.ones_like(confidence), right, confidence], dim=-1)[counted]
         return sum_by_group(rows, place, groups * self._bins).view(groups, -1)
 
     def result(self, states: Tensor, examples: Tensor) -> Tensor:
         """Return [G]."""
         table = states.view(len(states), self._bins, 3)
-        return divided((table[..., 1] - table[..., 2]).abs().sum(dim=1), examples)
+        gaps = (table[..., 1] - table[..., 2]).abs().sum(dim=1)
+        return divided(gaps, table[..., 0].sum(dim=1))
+
+
+def need_bins(bins: object) -> int:
+    """Refuse a number of bins that is none.
+
+    Raises:
+        ModelError: it is no whole number from 1 on.
+    """
+    if not isinstance(bins, int) or isinstance(bins, bool) or bins < 1:
+        raise ModelError("'bins' is a number of bins.", got=bins, expected="a whole number >= 1")
+    return bins

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from fedkeel.errors import ModelError, first_line
 from fedkeel.task.metrics.base import PooledMetric, TaskInfo, Unit
-from fedkeel.task.outputs import Outputs, scores_of
+from fedkeel.task.outputs import Outputs, Target, scores_of
 
 
 def is_torchmetric(value: object) -> bool:
@@ -22,20 +25,20 @@ def is_torchmetric(value: object) -> bool:
     )
 
 
-def from_torchmetrics(metric: Any, info: TaskInfo) -> SummedTorchMetric | PooledMetric:  # noqa: ANN401
+def from_torchmetrics(metric: Any, info: TaskInfo) -> SummedTorchMetric | PooledTorchMetric:  # noqa: ANN401
     """Return a metric of torchmetrics as one of ours.
 
     One whose states are all sums works everywhere. One that keeps examples works on one machine.
     Its name is that of its class. It receives `scores_of` the output, of quantities what a
     prediction answers, and the target; one score of an example without an axis of its own where the
-    target has none.
+    target has none. It has to give one number: a curve, or a value for each class, is refused.
     """
     name = type(metric).__name__
     higher = True if metric.higher_is_better is None else bool(metric.higher_is_better)
     reductions = metric._reductions.values()
     if all(reduction is torch.sum or _is_sum(reduction) for reduction in reductions):
         return SummedTorchMetric(name, metric, higher, info)
-    twin, width = copy.deepcopy(metric), math.prod(info.scores)
+    twin, width = copy.deepcopy(metric).cpu(), math.prod(info.scores)
 
     def values(output: Outputs, y: Tensor) -> Tensor:
         scores = scores_of(output).reshape(len(y), -1).double()
@@ -46,9 +49,50 @@ def from_torchmetrics(metric: Any, info: TaskInfo) -> SummedTorchMetric | Pooled
         twin.reset()
         scores = _answered(kept[:, :width].reshape(len(kept), *info.scores), info)
         twin.update(_paired(scores, y), y.long() if info.classes else y)
-        return float(twin.compute())
+        return one_number(name, twin.compute())
 
-    return PooledMetric(name, values, of_all, higher)
+    return PooledTorchMetric(name, values, of_all, higher)
+
+
+def one_number(name: str, value: object) -> float:
+    """Return what a metric of torchmetrics has computed, if it is one number.
+
+    Raises:
+        ModelError: it is several, such as one for each class, or a curve.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    if isinstance(value, int | float):
+        return float(value)
+    shape = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+    raise ModelError(
+        f"The metric {name} of torchmetrics does not give one number.",
+        got=shape or f"a {type(value).__name__}",
+        expected="one number for all examples of a group",
+        do="take a mean over the classes, e.g. average='macro', or the area under a curve",
+    )
+
+
+def _tried(compute: Callable[[], object]) -> None:
+    """Let a metric compute something, for the error about what it gives.
+
+    Other errors are not of interest: it may not be defined for a few examples.
+    """
+    with warnings.catch_warnings(), suppress(ValueError, RuntimeError, TypeError, IndexError):
+        warnings.simplefilter("ignore")
+        compute()
+
+
+class PooledTorchMetric(PooledMetric):
+    """A metric of torchmetrics that keeps examples."""
+
+    def try_on(self, output: Outputs, y: Target) -> None:
+        """Refuse it where it does not give one number for a few examples.
+
+        Raises:
+            ModelError: it does not.
+        """
+        _tried(lambda: self.of_all(self.values(output, y).detach().cpu().double()))
 
 
 def _answered(scores: Tensor, info: TaskInfo) -> Tensor:
@@ -112,6 +156,16 @@ class SummedTorchMetric:
         self._metric.reset()
         return torch.stack(rows)
 
+    def try_on(self, output: Outputs, y: Target) -> None:
+        """Refuse it where it does not give one number for a few examples.
+
+        Raises:
+            ModelError: it does not.
+        """
+        group = torch.zeros(len(y), dtype=torch.int64)
+        count = torch.tensor([len(y)])
+        _tried(lambda: self.result(self.states(output, y, group, 1), count))
+
     def result(self, states: Tensor, examples: Tensor) -> Tensor:
         """Return [G]."""
         values = []
@@ -127,6 +181,6 @@ class SummedTorchMetric:
                 setattr(self._metric, name, part)
                 start += like.numel()
             self._metric._update_count = 1
-            values.append(float(self._metric.compute()))
+            values.append(one_number(self.name, self._metric.compute()))
         self._metric.reset()
         return torch.tensor(values, dtype=torch.float64)

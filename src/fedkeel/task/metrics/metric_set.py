@@ -11,22 +11,50 @@ from torch import Tensor
 
 from fedkeel.data.values import Values, count_of
 from fedkeel.errors import ModelError, did_you_mean
+from fedkeel.memory import format_bytes
 from fedkeel.reached_values import describe_value
 from fedkeel.records.rows import Scores
 from fedkeel.records.score import LOSS, MetricInfo
-from fedkeel.task.losses import Loss
+from fedkeel.task.losses import IGNORING, Loss
 from fedkeel.task.metrics.base import (
     CountMetric,
+    Merging,
     Metric,
+    NodeSums,
     PooledMetric,
     SumMetric,
     TaskInfo,
     Unit,
+    are_counted,
+    divided,
     sum_by_group,
 )
+from fedkeel.task.metrics.from_torchmetrics import PooledTorchMetric, SummedTorchMetric
 from fedkeel.task.metrics.registry import MetricLike, default_metrics, make_metric
 from fedkeel.task.network import Network
 from fedkeel.task.outputs import Outputs, Target, scores_of
+
+LARGEST_EVALUATION = 4_000_000_000
+"""Bytes of the states and of the kept values of an evaluation, at most. They lie in memory up to
+three times."""
+
+
+def _check_size(metric: Metric) -> None:
+    """Refuse a metric of which not even one state can be made.
+
+    Raises:
+        ModelError: it is one of too many counts.
+    """
+    if not isinstance(metric, CountMetric):
+        return
+    needed = metric.size * torch.float64.itemsize
+    if 3 * needed > LARGEST_EVALUATION:
+        raise ModelError(
+            f"The metric {metric.name!r} keeps too much.",
+            got=f"{metric.size:,} counts: {format_bytes(needed)} for each group of examples",
+            expected=f"at most {format_bytes(LARGEST_EVALUATION // 3)}",
+            do="take a metric that keeps less, such as 'macro_f1' or 'balanced_accuracy'",
+        )
 
 
 @dataclass(frozen=True)
@@ -45,18 +73,24 @@ class Measured:
 
 @dataclass(frozen=True)
 class _LossMetric:
-    """The mean loss, where each example has one."""
+    """The mean loss, where each example has one; those that a named loss ignores do not count."""
 
     loss: Loss
+    ignores: bool
     name: str = LOSS
     higher_is_better: bool = False
     unit: Unit = ""
 
     def states(self, output: Outputs, target: Target, group: Tensor, groups: int) -> Tensor:
-        return sum_by_group(self.loss(output, target), group, groups)
+        losses = self.loss(output, target)
+        counted = torch.ones_like(losses, dtype=torch.bool)
+        if self.ignores:
+            counted = are_counted(target)
+        return sum_by_group(torch.stack([losses, counted.to(losses)], dim=1), group, groups)
 
     def result(self, states: Tensor, examples: Tensor) -> Tensor:
-        return states[:, 0] / examples.clamp(min=1)
+        means = states[:, 0] / states[:, 1].clamp(min=1)
+        return means.masked_fill((states[:, 1] == 0) & (examples > 0), torch.nan)
 
 
 def _not_here(output: Outputs, target: object) -> Tensor:
@@ -131,26 +165,64 @@ class MetricSet:
         A loss that is a mean over the batch is each client's own there, and counts by its number of
         examples.
         """
-        sums = tuple(SumMetric(m.name, _not_here, None, False, m.unit) for m in self.pooled)
-        sizes = (*self.sizes, *(1 for _ in sums))
+        sent = [(m, m.on_nodes) for m in self.pooled if m.on_nodes is not None]
+        sums = tuple(
+            SumMetric(m.name, _not_here, sums.finish, m.higher_is_better, m.unit)
+            for m, sums in sent
+        )
+        sizes = (*self.sizes, *(sums.size for _, sums in sent))
         return replace(self, summed=(*self.summed, *sums), pooled=(), sizes=sizes, widths=())
 
-    def node_states(self, states: Tensor, scores: Sequence[Scores]) -> Tensor:
+    def node_states(
+        self, states: Tensor, kept: Tensor, kept_group: Tensor, scores: Sequence[Scores]
+    ) -> Tensor:
         """Return [G, S] what a node sends of its clients, as `on_nodes` has it.
 
         Args:
             states: [G, S] their states.
-            scores: their scores, of which those of pooled metrics are sent.
+            kept: [N, M] values of all examples.
+            kept_group: [N] client of each example, ascending.
+            scores: their scores.
         """
+        count = torch.bincount(kept_group, minlength=len(states)).tolist()
         columns = [
-            torch.tensor([score[m.name] * score.examples for score in scores], dtype=torch.float64)
-            for m in self.pooled
+            torch.stack(
+                [
+                    metric.on_nodes.sums(rows, score[metric.name])
+                    for rows, score in zip(torch.split(values, count), scores, strict=True)
+                ]
+            )
+            for metric, values in zip(
+                self.pooled, torch.split(kept, list(self.widths), dim=1), strict=True
+            )
+            if metric.on_nodes is not None
         ]
-        return torch.cat([states, *(column[:, None] for column in columns)], dim=1)
+        return torch.cat([states, *columns], dim=1)
 
     def why_not_on_nodes(self) -> str:
         """Return the name of a metric that nodes cannot send as sums, "" where there is none."""
-        return next((metric.name for metric in self.pooled if metric.name != LOSS), "")
+        return next((metric.name for metric in self.pooled if metric.on_nodes is None), "")
+
+    def merged(self, states: Tensor, group: Tensor, groups: int) -> Tensor:
+        """Return [groups, S] the states of all rows of a group together, in the rows' order.
+
+        Args:
+            states: [R, S] states; a row of zeros is that of no example.
+            group: [R] int64, the group of each row.
+            groups: number of groups.
+        """
+        total = torch.zeros(groups, self.state_size, dtype=torch.float64)
+        total.index_add_(0, group, states)
+        parts = zip(
+            self.summed,
+            torch.split(states, list(self.sizes), dim=1),
+            torch.split(total, list(self.sizes), dim=1),
+            strict=True,
+        )
+        for metric, rows, merged in parts:
+            if isinstance(metric, Merging):
+                merged.copy_(metric.merge(rows, group, groups))
+        return total
 
     @torch.no_grad()
     def measure(
@@ -268,11 +340,16 @@ def make_metric_set(
         )
     summed = tuple(m for m in (*metrics, loss) if not isinstance(m, PooledMetric))
     pooled = tuple(m for m in (*metrics, loss) if isinstance(m, PooledMetric))
-    group, count = torch.arange(count_of(y)), count_of(y)
+    for metric in summed:
+        _check_size(metric)
+    group = torch.zeros(count_of(y), dtype=torch.int64)
     with torch.no_grad():
         output = network.test_output(network.params, network.buffers, x)
-        sizes = tuple(m.states(output, y, group, count).shape[1] for m in summed)
+        sizes = tuple(m.states(output, y, group, 1).shape[1] for m in summed)
         widths = tuple(m.values(output, y).shape[1] for m in pooled)
+        for of_library in (*summed, *pooled):
+            if isinstance(of_library, SummedTorchMetric | PooledTorchMetric):
+                of_library.try_on(output, y)
     functions = [item for item in wanted if callable(item) and not isinstance(item, type)]
     code = [describe_value(item, "metric") for item in functions]
     return MetricSet(
@@ -295,7 +372,7 @@ def _loss_metric(network: Network, info: TaskInfo, example: Values) -> Metric | 
     all examples at once.
     """
     if not network.has_mean_loss:
-        return _LossMetric(network.task_losses)
+        return _LossMetric(network.task_losses, network.task_loss in IGNORING)
     if isinstance(example, dict):
         raise ModelError(
             "The loss is one number for the batch, and the targets are several tensors.",
@@ -315,4 +392,11 @@ def _loss_metric(network: Network, info: TaskInfo, example: Values) -> Metric | 
         y = kept[:, width:].reshape(len(kept), *info.target).to(target_dtype)
         return float(network.task_losses(scores, y))
 
-    return PooledMetric(LOSS, values, of_all, higher_is_better=False)
+    of_clients = NodeSums(
+        1, lambda kept, own: torch.tensor([own * len(kept)], dtype=torch.float64), _mean_of_clients
+    )
+    return PooledMetric(LOSS, values, of_all, higher_is_better=False, on_nodes=of_clients)
+
+
+def _mean_of_clients(sums: Tensor, examples: Tensor) -> Tensor:
+    return divided(sums[:, 0], examples)

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from fedkeel.records.pictures import BINS, CONFUSION, MAX_CLASSES, PROBABILITIES, QUANTITIES
 from fedkeel.task.losses import Loss, bce, cox, predicted, quantity_of
+from fedkeel.task.metrics import areas
 from fedkeel.task.metrics.base import CountMetric, TaskInfo
-from fedkeel.task.metrics.classification import confusion_cells, probability_cells
+from fedkeel.task.metrics.classification import confusion_cells
 from fedkeel.task.outputs import Outputs, Target
-
-PROBABILITY_BINS = 1000
-"""Bins of the probability of the positive class, as in `auroc`."""
 
 
 def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountMetric, ...]:
@@ -42,11 +40,11 @@ def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountM
         if not is_ranked and not (is_single and info.classes == 2):
             return ()
         size = info.classes**2
-        cells = partial(confusion_cells, classes=info.classes)
+        cells = partial(_answered_cells, classes=info.classes)
         counts = [CountMetric(CONFUSION, size, cells, _nothing)]
         if info.classes == 2 and not places:
-            by_bin = partial(probability_cells, bins=PROBABILITY_BINS)
-            counts.append(CountMetric(PROBABILITIES, 2 * PROBABILITY_BINS, by_bin, _nothing))
+            size = 2 * (areas.BINS + 2)
+            counts.append(CountMetric(PROBABILITIES, size, areas.odds_cells, _nothing))
         return tuple(counts)
     is_quantity = not info.classes and targets.ndim == 1 and info.scores in ((), (1,))
     if not is_quantity or loss in (bce, cox) or not len(targets):
@@ -56,6 +54,12 @@ def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountM
         return ()
     by_value = partial(quantity_cells, loss=loss, low=low, high=high)
     return (CountMetric(QUANTITIES, BINS**2, by_value, _nothing),)
+
+
+def _answered_cells(output: Outputs, y: Tensor, classes: int) -> Tensor:
+    """Return the cells of a confusion matrix, -1 also where scores are NaN."""
+    cells = confusion_cells(output, y, classes)
+    return torch.where(cells < classes**2, cells, -1)
 
 
 def quantity_cells(output: Outputs, y: Tensor, loss: Loss, low: float, high: float) -> Tensor:

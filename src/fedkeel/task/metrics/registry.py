@@ -12,6 +12,7 @@ from torch import Tensor
 from fedkeel.errors import ModelError, did_you_mean
 from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.task.metrics import (
+    areas,
     classification,
     regression,
     segmentation,
@@ -31,15 +32,15 @@ METRICS: dict[str, Callable[..., Metric | PooledMetric]] = {
     "top": classification.top,
     "balanced_accuracy": classification.balanced_accuracy,
     "macro_f1": classification.macro_f1,
-    "sensitivity": classification.sensitivity,
+    "sensitivity": areas.sensitivity,
     "specificity": classification.specificity,
-    "auroc": classification.auroc,
-    "auprc": classification.auprc,
+    "auroc": areas.auroc,
+    "auprc": areas.auprc,
     "confusion": classification.confusion,
     "calibration_error": classification.CalibrationError,
     "mae": regression.mae,
     "rmse": regression.rmse,
-    "r2": regression.r2,
+    "r2": regression.R2,
     "dice": segmentation.dice,
     "iou": segmentation.iou,
     "perplexity": sequence.perplexity,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.task.losses import predicted
-from fedkeel.task.metrics.base import SumMetric, TaskInfo, divided
+from fedkeel.task.metrics.base import SumMetric, TaskInfo, Unit, divided, sum_by_group
 from fedkeel.task.outputs import Outputs
 
 
@@ -24,28 +24,55 @@ def rmse(info: TaskInfo) -> SumMetric:
     return SumMetric("rmse", lambda output, y: _mean(_error(info, output, y) ** 2), finish, False)
 
 
-def r2(info: TaskInfo) -> SumMetric:
-    """Return the share of the variance that is explained; of several quantities, their mean.
+class R2:
+    """The share of the variance that is explained; of several quantities, their mean.
 
     A quantity that does not vary makes it 1 where it is predicted exactly and else 0, as in
-    scikit-learn.
+    scikit-learn. A state has the number of examples, and the mean of each quantity, the sum of its
+    squared distances from this mean, and that of its squared errors. States are merged by the
+    formula of Chan, Golub and LeVeque 1979, so that nothing is lost where a mean is large.
     """
 
-    def sums(output: Outputs, y: Tensor) -> Tensor:
-        truth, error = y.double().view(len(y), -1), _error(info, output, y).view(len(y), -1)
-        return torch.cat([truth, truth**2, error**2], dim=1)
+    name, higher_is_better = "r2", True
+    unit: Unit = ""
 
-    def finish(sums: Tensor, examples: Tensor) -> Tensor:
-        total, squares, errors = sums.chunk(3, dim=1)
-        count = examples[:, None]
-        around = squares - divided(total**2, count)
-        around = torch.where(around <= 1e-14 * squares, 0.0, around)  # what rounding leaves
-        explained = 1 - errors / around
-        constant = torch.where(errors == 0, 1.0, 0.0)
-        value = torch.where(around == 0, constant, explained).mean(dim=1)
-        return torch.where(examples < 2, torch.nan, value)
+    def __init__(self, info: TaskInfo) -> None:
+        self._info = info
 
-    return SumMetric("r2", sums, finish)
+    def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
+        """Return [groups, 1 + 3 D]."""
+        truth = target.detach().double().view(len(target), -1).cpu()
+        error = _error(self._info, output, target).view(len(target), -1)
+        errors = sum_by_group(error**2, group, groups)
+        one, zero = torch.ones(len(truth), 1, dtype=torch.float64), torch.zeros_like(truth)
+        centred = self.merge(torch.cat([one, truth, zero, zero], dim=1), group, groups)
+        centred[:, -errors.shape[1] :] = errors
+        return centred
+
+    def merge(self, states: Tensor, group: Tensor, groups: int) -> Tensor:
+        """Return [groups, 1 + 3 D] the states of all rows of a group together."""
+        count, mean, around, errors = _parts(states)
+        total = sum_by_group(count, group, groups)
+        middle = torch.nan_to_num(divided(sum_by_group(count * mean, group, groups), total))
+        shift = sum_by_group(count * (mean - middle[group]), group, groups)  # what rounding left
+        middle = middle + torch.nan_to_num(divided(shift, total))
+        spread = around + count * (mean - middle[group]) ** 2
+        sums = [sum_by_group(part, group, groups) for part in (spread, errors)]
+        return torch.cat([total, middle, *sums], dim=1)
+
+    def result(self, states: Tensor, examples: Tensor) -> Tensor:
+        """Return [G], NaN of fewer than two examples."""
+        count, mean, around, errors = _parts(states)
+        rounding = count * (1e-15 * mean) ** 2  # of quantities that are all the same
+        around = torch.where(around <= rounding, 0.0, around)
+        constant = torch.where(errors == 0, 1.0, torch.where(errors.isnan(), torch.nan, 0.0))
+        value = torch.where(around == 0, constant, 1 - errors / around).mean(dim=1)
+        return torch.where(count[:, 0] < 2, torch.nan, value)
+
+
+def _parts(states: Tensor) -> tuple[Tensor, ...]:
+    """Return the count [R, 1], and means, squared distances and squared errors, [R, D] each."""
+    return (states[:, :1], *states[:, 1:].chunk(3, dim=1))
 
 
 def _error(info: TaskInfo, output: Outputs, y: Tensor) -> Tensor:

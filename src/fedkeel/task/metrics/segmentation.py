@@ -23,7 +23,8 @@ def dice(info: TaskInfo, pooled: bool = False) -> SumMetric:
 
     Args:
         info: the task, with masks [H, W] of 0 and 1 or of classes. Class 0 is the background and
-            does not count; others are averaged.
+            does not count; others are averaged. A score that is NaN counts as a wrong class: at a
+            place of the background, as each of the others.
         pooled: whether the areas of all examples are added first; else each example has a
             coefficient, 1 where neither area has a place, and their mean counts; without those of
             which no place counts.
@@ -70,6 +71,7 @@ def _areas(output: Outputs, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return [B, classes] places that both have and that either has, of each class from 1 on."""
     found, counts = classes_of(output, y), (y != IGNORED).flatten(1)
     labels = torch.arange(1, classes + 1, device=y.device)[:, None]
-    predictions = (found.flatten(1)[:, None] == labels) & counts[:, None]
+    wrong = ((found == -1) & (y == 0)).flatten(1)
+    predictions = ((found.flatten(1)[:, None] == labels) | wrong[:, None]) & counts[:, None]
     truth = (y.flatten(1)[:, None] == labels) & counts[:, None]
     return (predictions & truth).sum(dim=2).double(), (predictions | truth).sum(dim=2).double()

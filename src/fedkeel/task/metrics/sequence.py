@@ -30,7 +30,9 @@ def token_accuracy(info: TaskInfo) -> SumMetric:
     _need_tokens(info, "token_accuracy")
 
     def sums(output: Outputs, y: Tensor) -> Tensor:
-        right = (scores_of(output).argmax(dim=-1) == y) & (y != IGNORED)
+        scores = scores_of(output)
+        is_number = ~scores.isnan().any(dim=-1)
+        right = (scores.argmax(dim=-1) == y) & (y != IGNORED) & is_number
         return torch.stack([right.sum(dim=1), (y != IGNORED).sum(dim=1)], dim=1)
 
     return SumMetric(
