@@ -13,7 +13,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.flower.protocol import Agreement, Request, TrainingReply
-from fedkeel.flower.wire import FORMAT, HEADER, Header, WireError, numbers, pack, unpack
+from fedkeel.flower.wire import (
+    FORMAT,
+    HEADER,
+    PLACES,
+    STATES,
+    Header,
+    WireError,
+    numbers,
+    pack,
+    read_sums,
+    sums_record,
+    unpack,
+)
 from in_process_grid import across, with_header
 
 STATE = {
@@ -261,3 +273,20 @@ def test_numbers() -> None:
             numbers(content, "n", expected)
     with pytest.raises(WireError):
         numbers(RecordDict({"n": MetricRecord({"loss": [1.0]})}), "n", {"loss"})
+
+
+def test_sums_are_sent_with_their_places_where_most_are_0() -> None:
+    few = torch.zeros(5000, dtype=torch.float64)
+    few[[0, 7, 4999]] = torch.tensor([1.5, float("nan"), -2.0], dtype=torch.float64)
+    for sums in (few, torch.arange(4.0, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)):
+        content = across(RecordDict({"s": sums_record(sums)}))
+        torch.testing.assert_close(
+            read_sums(content, "s", len(sums)), sums, rtol=0, atol=0, equal_nan=True
+        )
+    assert len(sums_record(few)[STATES]) == 3
+    for places in ([0, 5000], [-1, 3], [7, 7], [8, 7], [0.5, 2.0], [float("nan"), 1.0], [0, 1, 2]):
+        record = MetricRecord({PLACES: places, STATES: [1.0, 2.0]})
+        with pytest.raises(WireError):
+            read_sums(across(RecordDict({"s": record})), "s", 5000)
+    with pytest.raises(WireError):
+        read_sums(across(RecordDict({"s": MetricRecord({PLACES: [1, 2]})})), "s", 5000)

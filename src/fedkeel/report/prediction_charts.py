@@ -5,6 +5,7 @@ The counts of a method's seeds are added up; ROC curves are averaged, as the sco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from fedkeel.report.chart_style import (
     rounded,
 )
 from fedkeel.report.formatting import format_number, format_percent
-from fedkeel.report.runs import MethodResults
+from fedkeel.report.runs import MethodResults, RunResults
 
 MAX_NUMBERED_CLASSES = 12
 """Classes up to which the shares stand in the cells of a confusion matrix."""
@@ -181,17 +182,29 @@ def _roc(method: MethodResults) -> tuple[_Floats, _Floats, float] | None:
     Of several runs they are means, as the scores in the table are.
     """
     curves = []
-    for one in _pictures(method):
-        counts = one.probabilities
+    for run in method.runs:
+        one = run.pictures
+        if one is None:
+            continue
         if one.curve is not None:
-            curves.append((one.curve.false_alarms, one.curve.hits, one.curve.area))
-        elif counts is not None and counts.sum(axis=0).all():
-            false_alarms, hits = roc_curve(counts)
-            curves.append((false_alarms, hits, area_below(false_alarms, hits)))
+            rates, area = (one.curve.false_alarms, one.curve.hits), one.curve.area
+        elif one.probabilities is not None and one.probabilities.sum(axis=0).all():
+            rates = roc_curve(one.probabilities)
+            area = area_below(*rates)
+        else:
+            continue
+        curves.append((*rates, _measured_area(run, area)))
     if len(curves) < 2:
         return curves[0] if curves else None
     mean = MeanCurve.mean([(x, y) for x, y, _ in curves], [area for _, _, area in curves])
     return mean.false_alarms, mean.hits, mean.area
+
+
+def _measured_area(run: RunResults, of_counts: float) -> float:
+    """Return the AUROC of the last row, which is of scores; without one, that of the counts."""
+    last = run.rows[-1].test if run.rows else None
+    area = math.nan if last is None else last.values.get("auroc", math.nan)
+    return of_counts if math.isnan(area) else area
 
 
 def _roc_line(method: MethodResults, false_alarms: _Floats, hits: _Floats) -> go.Scatter:
