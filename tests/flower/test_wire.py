@@ -13,19 +13,25 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.flower.protocol import Agreement, Request, TrainingReply
+from fedkeel.flower.server.replies import read_states
 from fedkeel.flower.wire import (
     FORMAT,
     HEADER,
     PLACES,
+    SCORES,
     STATES,
     Header,
     WireError,
     numbers,
+    of_client,
     pack,
     read_sums,
     sums_record,
     unpack,
 )
+from fedkeel.task.metrics.base import TaskInfo
+from fedkeel.task.metrics.metric_set import MetricSet
+from fedkeel.task.metrics.registry import METRICS, metric
 from in_process_grid import across, with_header
 
 STATE = {
@@ -290,3 +296,20 @@ def test_sums_are_sent_with_their_places_where_most_are_0() -> None:
             read_sums(across(RecordDict({"s": record})), "s", 5000)
     with pytest.raises(WireError):
         read_sums(across(RecordDict({"s": MetricRecord({PLACES: [1, 2]})})), "s", 5000)
+
+
+@pytest.mark.parametrize("claim", [1e9, -1.0, float("nan")])
+def test_counts_of_a_score_are_those_of_so_many_examples(claim: float) -> None:
+    """A claim of more would outweigh all others."""
+    f1 = METRICS["macro_f1"](TaskInfo((2,), (), 2))
+    loss = metric(lambda output, y: output, name="loss")
+    metrics = MetricSet((f1, loss), (), (6, 1), (), "macro_f1", ("macro_f1", "loss"))
+    honest = [3.0, 3.0, 2.0, 4.0, 2.0, 3.0, 0.5]
+    for sums in (honest, [claim, *honest[1:]]):
+        record = MetricRecord({STATES: sums})
+        content = across(RecordDict({of_client(SCORES, 0): record}))
+        if sums is honest:
+            assert read_states(content, 0, 6, metrics)[0].tolist() == honest
+            continue
+        with pytest.raises(WireError, match=r"no share|none of so many examples"):
+            read_states(content, 0, 6, metrics)

@@ -27,6 +27,7 @@ from fedkeel.task.metrics.base import (
     Unit,
     are_counted,
     divided,
+    mean_of_counted,
     sum_by_group,
 )
 from fedkeel.task.metrics.from_torchmetrics import PooledTorchMetric, SummedTorchMetric
@@ -76,21 +77,21 @@ class _LossMetric:
     """The mean loss, where each example has one; those that a named loss ignores do not count."""
 
     loss: Loss
-    ignores: bool
+    ignores: bool  # whether examples may have no target that counts
     name: str = LOSS
     higher_is_better: bool = False
     unit: Unit = ""
 
     def states(self, output: Outputs, target: Target, group: Tensor, groups: int) -> Tensor:
         losses = self.loss(output, target)
-        counted = torch.ones_like(losses, dtype=torch.bool)
         if self.ignores:
-            counted = are_counted(target)
-        return sum_by_group(torch.stack([losses, counted.to(losses)], dim=1), group, groups)
+            losses = torch.stack([losses, are_counted(target).to(losses)], dim=1)
+        return sum_by_group(losses, group, groups)
 
     def result(self, states: Tensor, examples: Tensor) -> Tensor:
-        means = states[:, 0] / states[:, 1].clamp(min=1)
-        return means.masked_fill((states[:, 1] == 0) & (examples > 0), torch.nan)
+        if self.ignores:
+            return mean_of_counted(states, examples)
+        return states[:, 0] / examples.clamp(min=1)
 
 
 def _not_here(output: Outputs, target: object) -> Tensor:
@@ -372,7 +373,7 @@ def _loss_metric(network: Network, info: TaskInfo, example: Values) -> Metric | 
     all examples at once.
     """
     if not network.has_mean_loss:
-        return _LossMetric(network.task_losses, network.task_loss in IGNORING)
+        return _LossMetric(network.task_losses, bool(info.target) and network.task_loss in IGNORING)
     if isinstance(example, dict):
         raise ModelError(
             "The loss is one number for the batch, and the targets are several tensors.",
