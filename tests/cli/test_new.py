@@ -56,7 +56,9 @@ def test_labels_of_hospitals(patients: Path) -> None:
         "missing": "indicator",
         "categories": {"sex": ["f", "m"]},
     }
-    assert settings("heart")["partition"] == {"kind": "client"}
+    held = {"kind": "client", "holdout": 0.25, "stratify": True}
+    assert settings("heart")["partition"] == held
+    assert settings("heart")["evaluation"] == {"model": "personal"}
     assert "2 classes: healthy, ill" in done.out
     assert "patient_id: another whole number in each row" in done.out
     assert "dose has gaps" in done.out
@@ -64,6 +66,29 @@ def test_labels_of_hospitals(patients: Path) -> None:
     result = call("run", "heart.toml", "--json", "-q", "-s", "rounds=3")
     assert result.code == 0, result.err
     assert result.json["last"] > 0.6  # the age decides, so guessing would be a half
+
+
+def test_training_alone_is_judged_on_a_hospitals_own_patients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hospital calls the classes otherwise, so one model for all is no better than chance."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    with Path("patients.csv").open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow(["hospital", "age", "outcome"])
+        for i in range(240):
+            age, hospital = random.normal(60, 10), ("north", "south")[i % 2]
+            out.writerow([hospital, f"{age:.2f}", "ab"[(age > 60) ^ (i % 2)]])
+    words = ("--data", "patients.csv", "--label", "outcome", "--client", "hospital")
+    assert call("new", "heart", *words).code == 0
+    done = call("compare", "heart.toml", "-q", "--json", "-s", 'compare.methods=["local","fedavg"]')
+    assert done.code == 0, done.err
+    best = {row["method"]: row["best"] for row in done.json}
+    assert best["local"] > 0.9
+    assert best["fedavg"] < 0.7
+    assert "So federation gains" not in done.err
+    assert "So federation loses on the clients' own examples" in done.err
 
 
 def test_a_quantity_is_learned_whatever_its_scale(patients: Path) -> None:
@@ -90,7 +115,7 @@ def test_tables_of_clients_of_which_one_lacks_a_column(patients: Path) -> None:
     words = ("--data", "north.csv", "--data", "south.csv", "--label", "outcome")
     done = call("new", "two", *words, "--drop", "hospital")
     assert done.code == 0, done.err
-    assert settings("two")["partition"] == {"kind": "source"}
+    assert settings("two")["partition"]["kind"] == "source"
     assert "age, dose have gaps" in done.out
     assert call("run", "two.toml", "-q", "-s", "rounds=1").code == 0
 

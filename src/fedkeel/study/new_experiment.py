@@ -27,6 +27,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SIMULATED_CLIENTS = 10
 """Clients that data without a column of clients is divided among, at most."""
 
+_HOLDOUT, _LEAST = 0.25, 8
+"""Share of its examples that a client keeps aside, and how many it has on average for that."""
+
 _SKEWED = 0.75
 """Share of the largest class from which on accuracy says little."""
 
@@ -205,7 +208,7 @@ class _Plan:
             f'# Every key: fedkeel\'s page "The experiment file".\nname = {_toml(self.name)}\n'
             'method = "fedavg"\nrounds = 30',
             self._data_text(),
-            self._partition_text(),
+            self._partition_text() + self._holdout_text(),
             f"[model]\nname = {_toml(self.module + ':Net')}  # in {self.module}.py, to be changed"
             + (f"\nargs = {{ {self._scale_text()} }}" if self.is_quantity else ""),
             self._task_text(),
@@ -215,6 +218,7 @@ class _Plan:
                 else f"[local]\nlr = {0.05 if self.is_image else 0.1}\n"
             )
             + f"epochs = 2\nbatch_size = {16 if small else 32}",
+            *self._evaluation_text(),
             "[compare]  # is it better than each client alone?\n"
             f"# fedkeel compare {self.name}.toml\n"
             f"methods = {_toml(methods)}\nseeds = 3",
@@ -248,6 +252,28 @@ class _Plan:
             "[partition]  # simulated: the data do not say who the clients are\n"
             f'kind = "iid"\nclients = {self.clients}'
         )
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether clients have enough examples to be judged on their own."""
+        return len(self.train) >= _LEAST * self.clients
+
+    def _holdout_text(self) -> str:
+        """Return the settings of the partition that keep examples of each client aside."""
+        if not self.holds_out:
+            return ""
+        text = f"\nholdout = {_HOLDOUT}  # of each client: new examples to judge its model on"
+        by_class = "\nstratify = true  # as many of each class" if self.train.has_labels else ""
+        return text + by_class
+
+    def _evaluation_text(self) -> list[str]:
+        """Return the table of the evaluation: who trains alone is judged on its own examples."""
+        if not self.holds_out:
+            return []
+        return [
+            '[evaluation]\nmodel = "personal"  # judge each client\'s model on what it holds out;\n'
+            '# "global" judges on the common test set, which has other clients\' examples too'
+        ]
 
     def _task_text(self) -> str:
         """Return the table of the task."""
@@ -290,6 +316,9 @@ class _Plan:
         if train.has_labels and self.largest_share > _SKEWED:
             target += f"; {self.largest_share:.0%} are one class, so balanced accuracy counts"
         notes.append(("target", target))
+        if self.holds_out:
+            share = f"{_HOLDOUT:.0%} of each client's examples; models are judged on them"
+            notes.append(("held out", share))
         if survey is None:
             return notes
         kinds = [
