@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel import tree
 from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.privacy.accountant import Account, Release
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report.page import write_report
 from fedkeel.report.runs import load_runs
 from fedkeel.runner.callbacks import Callback
+from fedkeel.runner.noise_forecast import QUIET, NoiseForecast, noise_forecast
 from fedkeel.runner.start import start
 from fedkeel.runner.warnings import find_warnings
 from toys import Net, of_sizes, prepared, same
@@ -262,3 +266,57 @@ def test_a_key_at_the_server_decides_noise_and_cohorts(tmp_path: Path) -> None:
     on_node = prepared("dpclient(sigma=2.0)", privacy=missing, cohort=POISSON)  # needs no key
     with pytest.raises(ConfigError, match="cannot be read"):
         start(on_node)
+
+
+@pytest.mark.parametrize(("unit", "epsilon"), [("client", 1.0), ("example", 0.1)])
+def test_noise_that_drowns_the_model_is_told_of_before_the_first_round(
+    unit: Any, epsilon: float
+) -> None:
+    """A budget for four clients, and the same one for as many clients as the warning names."""
+
+    def told(clients: int) -> tuple[NoiseForecast, list[str]]:
+        run = prepared(
+            clients=of_sizes(*[8] * clients),
+            privacy=fk.Privacy(epsilon=epsilon, delta=1e-4, unit=unit),
+            cohort=fk.Cohort(clients=clients),
+            local=fk.Local(lr=0.05, epochs=1, batch_size=4)
+            if unit == "client"
+            else fk.Local(lr=0.05, steps=2, batch_size=4, sampling="poisson"),
+            rounds=3,
+        )
+        forecast = noise_forecast(run)
+        assert forecast is not None
+        return forecast, [text for text in find_warnings(run) if "the noise of a round" in text]
+
+    forecast, texts = told(4)
+    assert len(texts) == 1
+    assert "better than chance" in texts[0]
+    needed = int(re.findall(r"about ([\d,]+) clients", texts[0])[0].replace(",", ""))
+    assert needed > 4
+    if unit == "client":  # as many are tried
+        forecast, texts = told(needed)
+        assert forecast.in_all <= QUIET
+        assert texts == []
+
+
+@pytest.mark.parametrize(
+    ("method", "way"),
+    [
+        ("dpclient(norm=0.3, sigma=700.0)", 9 * 0.3),
+        ("dpquantile(norm=0.3, sigma=700.0, lr=1e-9)", 9 * 0.3),
+        ("dpsgd(norm=0.3, sigma=700.0)", 9 * 4 * 0.05 * 0.3),
+    ],
+)
+def test_the_forecast_is_the_length_of_the_noise(method: str, way: float) -> None:
+    """The noise is made so long that the model moves by nothing else."""
+    local = fk.Local(lr=0.05, epochs=2, batch_size=4)
+    clients = of_sizes(8, 8, 8, 8, 8, 8)
+    run = prepared(method, clients=clients, cohort=ALL, rounds=9, local=local)
+    forecast = noise_forecast(run)
+    assert forecast is not None
+    moved = tree.sub(start(run).params, run.server.params)
+    length = float(tree.dot(moved, moved).sqrt())
+    assert length == pytest.approx(forecast.in_all * way, rel=0.2)
+    assert any("the noise of a round" in text for text in find_warnings(run))
+    plain = prepared(cohort=ALL)
+    assert noise_forecast(plain) is None

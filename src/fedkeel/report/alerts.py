@@ -23,6 +23,9 @@ from fedkeel.report.runs import MethodResults, RunResults, code_digest, distingu
 DIVERGED = 10.0
 """A run has diverged when its last loss is this many times that of the untrained model."""
 
+_NOISY = {"dpclient", "dpquantile", "dpsgd"}
+"""Parts that add noise."""
+
 MIN_ROUNDS, MIN_GAIN = 5, 0.02
 """A run has learnt nothing when its score improved by less than this after so many rounds.
 
@@ -164,7 +167,7 @@ def _divergence(run: RunResults) -> str | None:
         return None
     return (
         f"training diverged. The last test loss is {last:,.4g}; that of the untrained model was "
-        f"{first:,.4g}. Try a lower local.lr."
+        f"{first:,.4g}. {_remedy(run, 'Try a lower local.lr.')}"
     )
 
 
@@ -189,8 +192,18 @@ def _no_learning(run: RunResults) -> str | None:
     return (
         f"{what} is {format_score(best, info, 1, has_unit=True)}; that of the untrained model is "
         f"{format_score(scores[0], info, 1, has_unit=True)}. "
-        "Check whether local.lr is too high or too low."
+        + _remedy(run, "Check whether local.lr is too high or too low.")
     )
+
+
+def _remedy(run: RunResults, usual: str) -> str:
+    """Return what to do where a run has learnt nothing: noise is no matter of the learning rate."""
+    if run.record.privacy is not None or _NOISY & {part.name for part in run.record.parts}:
+        return (
+            "Look at its noise first: fewer clients in a round, a smaller epsilon, and a larger "
+            "model make it longer beside the updates."
+        )
+    return usual
 
 
 def _faults(method: MethodResults) -> list[str]:

@@ -27,6 +27,7 @@ from fedkeel.method.plugins import user_modules
 from fedkeel.method.roles import LocalWork
 from fedkeel.method.server_round import server_message
 from fedkeel.privacy.budget import weak_points
+from fedkeel.runner.noise_forecast import loud_noise
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.runner.split_warnings import is_from_catalogue, split_warnings
 from fedkeel.task.losses import OF_QUANTITIES, is_plain_cross_entropy, loss_name
@@ -50,7 +51,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
     federation = prepared.setup.federation
     privacy = _privacy_warnings(prepared)
     if federation.how["kind"] == "nodes":
-        return privacy
+        return list(filter(None, privacy))
     data = federation.data
     warnings = (
         *privacy,
@@ -125,16 +126,17 @@ def _label_warnings(prepared: Prepared) -> tuple[str, ...]:
 
 def _privacy_warnings(prepared: Prepared) -> list[str]:
     """Return warnings about noise that looks like a promise of privacy, and about a budget."""
-    budget = prepared.budget
+    budget, loud = prepared.budget, loud_noise(prepared)
     if budget is not None:
-        return weak_points(budget)
-    return [
+        return [*weak_points(budget), loud]
+    not_accounted = [
         f"{part.name}: no privacy is accounted for. No epsilon is computed for its noise "
         f"(sigma = {part.sigma:g}), so do not rely on it to protect "
         f"{'examples' if isinstance(part, DPSGD) else 'clients'}: the table [privacy] sets a budget"
         for part in prepared.plan.parts
         if isinstance(part, DPSGD | ClientDP | AdaptiveClientDP)
     ]
+    return [*not_accounted, loud]
 
 
 def _optimiser_that_is_not_used(prepared: Prepared) -> str:
