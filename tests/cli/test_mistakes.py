@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -311,3 +312,35 @@ def test_a_method_that_is_not_there_brings_up_no_other(name: str) -> None:
     assert done.code == 2
     assert "did you mean" not in done.message
     assert "known: addition, afl, " in done.message
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "--seeds", "1", "--seeds=2"), "--seeds is given twice"),
+        (("run", "--out", "a", "--out", "b"), "--out is given twice"),
+        (("run", "-q", "--quiet"), "--quiet is given twice"),
+        (("flower", "node", "--policy", "a", "--policy", "b"), "--policy is given twice"),
+        (("run", "-s", "rounds=1", "--set", "rounds=2"), "'rounds' is given twice"),
+        (
+            ("run", "-s", "diagnose.kinds=cka", "--diagnose", "conflict"),
+            "'diagnose.kinds' is given twice",
+        ),
+        (("check", "-s", 'task.metrics=["auroc(bins=5, bins=6)"]'), "bins is given twice"),
+    ],
+)
+def test_what_is_given_twice_is_refused(folder: Path, words: tuple[str, ...], said: str) -> None:
+    file = () if words[0] == "flower" else ("toy.toml",)
+    done = call(words[0], *file, *words[1:])
+    assert done.code == 2
+    assert said in " ".join(done.message.split())
+
+
+@pytest.mark.parametrize(
+    "words", [("--diagnose", "conflict", "--diagnose=drift"), ("--diagnose", "conflict,drift")]
+)
+def test_lists_are_repeated_or_have_commas(folder: Path, words: tuple[str, ...]) -> None:
+    done = call("run", "toy.toml", *words, "-s", "rounds=1", "--out", "run")
+    assert done.code == 0, done.message
+    written = tomllib.loads((folder / "run" / "config.toml").read_text(encoding="utf-8"))
+    assert written["diagnose"]["kinds"] == ["conflict", "drift"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from fedkeel.errors import RunError, did_you_mean, printable
 
@@ -46,8 +46,45 @@ def _unescaped(help_text: str) -> str:
     return help_text.replace(r"\[", "[")
 
 
+COMMA_LISTS = ("--attacks", "--columns", "--diagnose", "--methods")
+"""Options whose value is a list with commas. Given several times, their lists are joined."""
+
+
+def values_of(option: str, words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the values of an option, and the other words.
+
+    >>> values_of("--x", ["--x", "1", "--y", "2", "--x=3"])
+    (['1', '3'], ['--y', '2'])
+    """
+    values, others, rest = list[str](), list[str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == option and rest:
+            values.append(rest.pop(0))
+        elif word.startswith(f"{option}="):
+            values.append(word.partition("=")[2])
+        else:
+            others.append(word)
+    return values, others
+
+
 class Command(TyperCommand):
-    """A command whose help is plain text."""
+    """A command whose help is plain text, and which takes an option that is no list only once."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read the words of the command, without dropping any that are given twice."""
+        words, known = list(args), {name for param in self.params for name in param.opts}
+        for option in known.intersection(COMMA_LISTS):
+            values, others = values_of(option, words)
+            if len(values) > 1:
+                words = [f"{option}={','.join(values)}", *others]
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(words))
+            for param in order:
+                is_list = param.multiple if isinstance(param, TyperOption) else param.nargs != 1
+                if order.count(param) > 1 and not is_list:
+                    ctx.fail(f"{max(param.opts, key=len)} is given twice; give it once.")
+        return super().parse_args(ctx, words)
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
         """Return the help text."""

@@ -22,6 +22,7 @@ from fedkeel.cli.common import (
     page_written,
     say,
     stderr,
+    values_of,
 )
 from fedkeel.errors import ConfigError, RunError, printable
 
@@ -140,6 +141,7 @@ def keys(
 
 
 @app.command(
+    cls=Command,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,
 )
@@ -207,7 +209,7 @@ def _with_files(words: list[str], policy: Path | None, peers: Path | None) -> li
     from fedkeel.flower.node.signing import read_signing
     from fedkeel.privacy.policy import read_policy
 
-    keys, _ = _values_of("--auth-supernode-private-key", words)
+    keys, _ = values_of("--auth-supernode-private-key", words)
     key = Path(keys[-1]).expanduser() if keys else None
     files = {"policy": policy, "key": key, "peers": peers}
     given = {name: file for name, file in files.items() if file is not None}
@@ -217,27 +219,9 @@ def _with_files(words: list[str], policy: Path | None, peers: Path | None) -> li
         read_policy(policy)
     read_signing(key, peers)
     option = "--node-config"
-    config, others = _values_of(option, words)
+    config, others = values_of(option, words)
     config += [f"{name}={quoted(str(file.absolute()))}" for name, file in given.items()]
     return [*others, option, " ".join(config)]
-
-
-def _values_of(option: str, words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the values of an option, and the other words.
-
-    >>> _values_of("--x", ["--x", "1", "--y", "2", "--x=3"])
-    (['1', '3'], ['--y', '2'])
-    """
-    values, others, rest = list[str](), list[str](), list(words)
-    while rest:
-        word = rest.pop(0)
-        if word == option and rest:
-            values.append(rest.pop(0))
-        elif word.startswith(f"{option}="):
-            values.append(word.partition("=")[2])
-        else:
-            others.append(word)
-    return values, others
 
 
 def _check_installed() -> None:

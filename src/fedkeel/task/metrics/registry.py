@@ -133,6 +133,9 @@ def _arguments(text: str) -> dict[str, object]:
     call = ast.parse(f"f({text})", mode="eval").body
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError("write each argument as name=value")
+    names = [str(item.arg) for item in call.keywords]
+    if repeated := next((name for name in names if names.count(name) > 1), ""):
+        raise ValueError(f"{repeated} is given twice")
     return {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
 
 
