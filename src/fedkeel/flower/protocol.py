@@ -73,6 +73,9 @@ class Agreement(Settings):
         if settings.flower.secure_aggregation:
             secure = ("secure_aggregation", "secure_minimum", "secure_norm", "quorum")
             facts["sums"] = settings.flower.model_dump(mode="json", include=set(secure))
+            # nodes count on each other's noise, so they have to make the same
+            privacy = settings.privacy and settings.privacy.model_dump(exclude={"key_file"})
+            facts["noise"] = [privacy, prepared.population.clients, settings.rounds]
         if prepared.attack is not None:
             facts["adversary"] = settings.adversary.model_dump(mode="json")
         experiment = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)

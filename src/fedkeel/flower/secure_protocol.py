@@ -24,7 +24,7 @@ from fedkeel.flower.wire import Header
 from fedkeel.method.round_values import Reply, uploaded_state
 from fedkeel.secure.fixed_point import in_range
 from fedkeel.secure.participant import Commitments, PublicKeys, Revealed
-from fedkeel.tree import State, unwalk, walk
+from fedkeel.tree import State, Tree, unwalk, walk
 
 KEYS, SHARES, MASKED, UNMASK = "train.keys", "train.shares", "train.masked", "train.unmask"
 """Message types of the four steps, with their actions. `MASKED` asks for training, too."""
@@ -266,6 +266,19 @@ class VectorLayout:
         for path in self.specs:
             factor = share if path.startswith((UPDATE, BUFFERS)) else each
             parts.append(factor * in_range(state[path].detach().cpu().double().numpy().ravel()))
+        return np.concatenate(parts)
+
+    def of_update(self, update: Tree, factor: float) -> NDArray[np.float64]:
+        """Return a vector that adds an update, times a factor, and nothing else.
+
+        Raises:
+            SecureSumError: a number is not finite, or too large.
+        """
+        parts = [np.zeros(3 + len(self.diagnostics))]
+        for path, size in self.sizes.items():
+            tensor = update.get(path.removeprefix(UPDATE)) if path.startswith(UPDATE) else None
+            numbers = np.zeros(size) if tensor is None else tensor.double().numpy().ravel()
+            parts.append(factor * in_range(numbers))
         return np.concatenate(parts)
 
     def read(self, total: NDArray[np.float64], total_weight: float, clients: int) -> SummedReplies:

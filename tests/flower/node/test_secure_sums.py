@@ -34,7 +34,8 @@ from fedkeel.flower.node.answer import answer
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.signing import Signing, read_signing
 from fedkeel.flower.node.sums_only import app_name
-from fedkeel.flower.secure_protocol import SECURE
+from fedkeel.flower.protocol import Agreement
+from fedkeel.flower.secure_protocol import SECURE, NodeKeys
 from fedkeel.flower.wire import HEADER, WireError
 from fedkeel.secure.primitives import SecureSumError, new_key, public_key
 from in_process_grid import InProcessGrid, header_of, make_nodes, run_on_nodes, with_header
@@ -304,6 +305,18 @@ def test_a_server_cannot_answer_in_the_place_of_a_trusted_node(tmp_path: Path, w
         run_on_nodes(made, grid)
     number = FIRST + (21 if way == "stranger" else 7)
     assert f"keys of node {number} are not signed" in " ".join(grid.refused)
+
+
+def test_nodes_of_one_sum_agree_on_what_they_add_to_it() -> None:
+    """Its digest is in what they sign: each counts on the others' noise, and on their number."""
+    budget = {"privacy": fk.Privacy(epsilon=8.0, delta=1e-3), "cohort": fk.Cohort(clients=CLIENTS)}
+    less = {**budget, "privacy": fk.Privacy(epsilon=9.0, delta=1e-3)}
+    runs = [run(), run(quorum=1.0), run(**budget), run(**less), run(**budget, rounds=2)]
+    digests = [Agreement.of(made).experiment for made in runs]
+    assert len(set(digests)) == len(runs)
+    keys = NodeKeys(node="1", cipher="00", mask="11", clients=1)
+    texts = {keys.signed_text("run 0", digest) for digest in digests}
+    assert len(texts | {keys.signed_text("run 1", digests[0])}) == len(runs) + 1
 
 
 def test_keys_are_read_as_ssh_keygen_writes_them(tmp_path: Path) -> None:

@@ -15,14 +15,16 @@ from flwr.app import RecordDict
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.engine.base import ClientJob
+from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Prepared
-from fedkeel.errors import TrainingError
+from fedkeel.errors import RunError, TrainingError
+from fedkeel.flower.node import node as node_module
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.flower.secure_protocol import VECTOR, SumRequest, VectorLayout
 from fedkeel.flower.wire import pack
+from fedkeel.method.context import Message
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.round_values import Server
@@ -184,11 +186,20 @@ def test_too_few_end_the_run_which_can_go_on(
     assert RunFolder(tmp_path / "run").read_run().status == "finished"
 
 
-def test_the_noise_of_a_budget_is_in_the_sum_before_the_server_sees_it(tmp_path: Path) -> None:
+def test_the_noise_of_a_budget_is_in_the_sum_before_the_server_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Measured on the model of one round: 5 shares of noise for 3, so sqrt(5/3) of the deviation.
 
-    With two drop-outs it is the calibrated one, and the server adds none of its own.
+    With two drop-outs it is the calibrated one, and the server adds none of its own. A node adds
+    the share of a client that fails, too: the others count on it.
     """
+
+    def fails(setup: TrainingSetup, message: Message, job: ClientJob, state: object) -> object:
+        if job.client == 1:
+            raise RunError("fails")
+        return train_client(setup, message, job, state)  # type: ignore[arg-type]
+
     privacy = fk.Privacy(epsilon=8.0, delta=1e-3, clip=1e-3)
     more = {"rounds": 1, "privacy": privacy, "cohort": fk.Cohort(clients=CLIENTS)}
     made = run("fedavg", quorum=0.6, model=partial(Net, width=400), **more)
@@ -202,6 +213,11 @@ def test_the_noise_of_a_budget_is_in_the_sum_before_the_server_sees_it(tmp_path:
         assert len(moved) > 3000
         assert measured == pytest.approx(expected, rel=0.05)
         assert result.rows[1].epsilon == pytest.approx(8.0, rel=0.05)
+    monkeypatch.setattr(node_module, "train_client", fails)
+    result = run_on_nodes(made, grid_of(make_nodes(made, tmp_path / "two", nodes=2)))
+    assert result.rows[1].clients == [0, 2, 3, 4]
+    moved = torch.cat([(v - made.server.params[k]).flatten() for k, v in result.params.items()])
+    assert float(moved.std()) == pytest.approx(deviation * math.sqrt(5 / 3), rel=0.05)
     zeros = {"w": torch.zeros(100)}
     assert (with_noise(zeros, 1.0)["w"] != with_noise(zeros, 1.0)["w"]).all()  # by no seed
 

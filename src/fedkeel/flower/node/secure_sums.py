@@ -178,18 +178,23 @@ class SecureSums:
         layout = VectorLayout.of(self.prepared)
         total: Words = np.zeros(layout.size, dtype=np.uint64)
         results, count = [], 0
+        update: Tree = {}
         for result, reply in trained:
             if reply is not None:
                 result = self._checked(result, reply)
             if reply is not None and result.status in (OK, RESTARTED):
                 try:
                     total += encoded(self._vector(layout, result, reply, wanted, planned))
-                    count += 1
+                    update, count = reply.update, count + 1
                 except SecureSumError as error:
                     result = result.model_copy(update={"status": error.what})
             results.append(result)
         header = TrainingReply(run=request.run, round=request.round, clients=tuple(results))
         records = _content(header)
+        if planned and count < len(results):  # the others count on the noise of all
+            share = self._noise(planned) * math.sqrt(len(results) - count)
+            noise = with_noise({k: torch.zeros_like(t) for k, t in update.items()}, share)
+            total += encoded(layout.of_update(noise, 1.0 / wanted.total_weight))
         if count:
             participant, vector = secrets.participant.masked(
                 total, by_node(wanted.shares), by_node(wanted.bound)
@@ -259,6 +264,10 @@ class SecureSums:
         _check_noise(planned, known)
         return planned
 
+    def _noise(self, planned: int) -> float:
+        """Return the deviation of each client's share of the noise, whose weights are all 1."""
+        return self.prepared.plan.reduction.sum_noise() / math.sqrt(planned)
+
     def _checked(self, result: ClientResult, reply: Reply) -> ClientResult:
         """Return the result of a client; its status says so where it must not be in the sum."""
         norm = math.sqrt(float(tree.dot(reply.update, reply.update))) if reply.update else 0.0
@@ -280,8 +289,7 @@ class SecureSums:
     ) -> NDArray[np.float64]:
         """Return a client's vector, with its share of the noise of the sum."""
         if planned:
-            share = self.prepared.plan.reduction.sum_noise() / math.sqrt(planned)
-            reply = replace(reply, update=with_noise(reply.update, share))
+            reply = replace(reply, update=with_noise(reply.update, self._noise(planned)))
         job = ClientJob(0, result.client, 0)
         weight = float(self.prepared.setup.raw_weights([job], [result.examples])[0])
         return layout.vector(self.prepared, reply, weight, wanted)
