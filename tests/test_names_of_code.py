@@ -49,6 +49,12 @@ narrow = partial(Net, width=2)
 plain = partial(Linear, in_features=2, out_features=2)
 lazy = lambda classes: nn.Linear(2, classes)
 
+def clean(folder) -> None:
+    open("marker", "w").close()
+
+def pure(x):
+    open("marker", "w").close()
+
 def loss(output, target):
     return (output[:, 0] - target).abs()
 
@@ -120,6 +126,19 @@ DOORS: dict[str, Callable[[str], object]] = {
     "method": lambda name: parse(f"fedavg+{name}"),
     "data of a node": lambda name: read_local_data(load("toy.toml"), name, 0),
 }
+
+
+def test_a_function_of_another_kind_is_not_called() -> None:
+    """It is the user's own, and made for something else: a file may not call it."""
+    with pytest.raises(FedkeelError, match=r"is not a class of torch\.nn\.Module") as caught:
+        make("mine:clean", (2,), 2, {"folder": "runs"})
+    assert caught.value.got == "a function that returns NoneType"
+    experiment(Path())
+    for door in ("loss", "metric", "augment", "data of a node"):
+        with pytest.raises(FedkeelError, match="is not a function") as caught:
+            DOORS[door]("mine:pure")
+        assert caught.value.got == "a function of (x)"
+    assert _is_clean()
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -25,7 +26,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Literal
 
-from fedkeel.errors import FedkeelError, did_you_mean
+from fedkeel.errors import FedkeelError, counted, did_you_mean
 from fedkeel.user_code import (
     app_folders,
     is_user_file,
@@ -51,6 +52,8 @@ class ImportTarget:
         kind: what is asked for, for messages, e.g. "a class of torch.nn.Module".
         write: what to do where the module has nothing of this kind.
         functions: whether a function is of this kind.
+        arguments: with how many values a function is called, one after the other; None where the
+            caller looks at its arguments.
         libraries: modules of libraries, with those below them, whose classes may be named.
         function_libraries: the same for functions.
         declared: returns the modules that installed packages declare for this kind.
@@ -63,6 +66,7 @@ class ImportTarget:
     kind: str
     write: str
     functions: bool = True
+    arguments: int | None = None
     libraries: tuple[str, ...] = ()
     function_libraries: tuple[str, ...] = ()
     declared: Callable[[], Iterable[str]] = tuple
@@ -148,6 +152,12 @@ def import_object(path: str, target: ImportTarget) -> object:
         raise target.error(
             f"{target.noun} {path!r} is not {target.kind}", got=_described(result), do=target.write
         )
+    if not _takes(result, target.arguments):
+        raise target.error(
+            f"{target.noun} {path!r} is not {target.kind}",
+            got=f"a function of {inspect.signature(result)}",  # type: ignore[arg-type]
+            expected=counted(target.arguments or 0, "argument"),
+        )
     if not allowed(result):
         home = _home(result)
         there = f"{home}:{getattr(result, '__name__', name)}"
@@ -207,6 +217,19 @@ def _is_of_kind(value: object, module: str, target: ImportTarget) -> bool:
         return target.is_kind(inner)
     is_own_object = target.functions and _top(type(inner).__module__) == _top(module)
     return target.is_kind(inner) or is_own_object
+
+
+def _takes(value: object, arguments: int | None) -> bool:
+    """Return whether a function can be called with so many values."""
+    if arguments is None or not callable(value):
+        return True
+    try:
+        inspect.signature(value).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # it does not say what it takes
+        pass
+    return True
 
 
 def _may_be_named(value: object, module_name: str, target: ImportTarget) -> bool:

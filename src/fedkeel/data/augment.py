@@ -26,6 +26,7 @@ _TRANSFORM = ImportTarget(
     lambda value: False,
     "a function of (x, y, random) that returns x and y",
     "write a function there: def flip(x, y, random): ... return x, y",
+    arguments=3,
 )
 
 _TRIALS = 4

@@ -206,6 +206,7 @@ _IMPORTED = ImportTarget(
     is_kind=lambda value: isinstance(value, nn.Module),
     kind="a function of (output, target), or a torch.nn.Module that was made",
     write="write a function of (output, target) there",
+    arguments=2,
     function_libraries=("torch.nn.functional", "fedkeel.task.losses"),
 )
 

@@ -31,6 +31,7 @@ _FUNCTION = ImportTarget(
     lambda value: False,
     "a function that returns data",
     "write a function there that returns a Dataset, a pair (x, y), or a training and a test set",
+    arguments=0,
 )
 
 

@@ -58,6 +58,7 @@ _IMPORTED = ImportTarget(
     is_kind=lambda value: not isinstance(value, type) and _is_metric(value),
     kind="a function of (output, target), or a metric that was made",
     write="write a function of (output, target) there",
+    arguments=2,
     function_libraries=("torch.nn.functional", "fedkeel.task.losses"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -24,6 +24,10 @@ def load(path: str) -> Callable[..., object]:
     """
     network: Any = import_object(path, _NETWORK)
     build: Callable[..., object] = network
+    if (other := _other_result(build)) is not None:
+        raise ModelError(
+            f"model {path!r} is not {_NETWORK.kind}", got=f"a function that returns {other}"
+        )
     return build
 
 
@@ -33,6 +37,17 @@ def suggested(name: str) -> str:
     return (
         f"write '{stem}:Net' for the class Net in {stem}.py" if os.path.isfile(f"{stem}.py") else ""
     )
+
+
+def _other_result(build: Callable[..., object]) -> str | None:
+    """Return what a function says that it returns, None where that may be a module."""
+    try:
+        result = get_type_hints(build).get("return", nn.Module)
+    except Exception:  # an annotation may raise anything, and a partial has none
+        return None
+    if not isinstance(result, type) or issubclass(result, nn.Module):
+        return None
+    return None if issubclass(nn.Module, result) else result.__name__
 
 
 def _is_network(value: object) -> bool:
