@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,20 +32,19 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
-from fedkeel.errors import RunError, TrainingError
+from fedkeel.errors import RunError
 from fedkeel.flower.protocol import (
     EVALUATE,
     PERSONAL,
     PICTURES,
     SURVEY,
     TRAIN,
-    ClientResult,
     MessageSpecs,
     NodeDescription,
     Request,
 )
-from fedkeel.flower.secure_protocol import MASKED, SECURE
-from fedkeel.flower.server.connection import NodeConnection, NodeReply
+from fedkeel.flower.server.asking import Asking
+from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.judgement import outlying_reply, outlying_rows
 from fedkeel.flower.server.kept_sums import KeptSums
 from fedkeel.flower.server.membership import Membership, pack_descriptions
@@ -61,13 +59,12 @@ from fedkeel.flower.server.replies import (
     read_states,
 )
 from fedkeel.flower.server.requests import NewState, Requests
-from fedkeel.flower.server.secure_exchange import SECURE_SUM, SkippedRoundError
-from fedkeel.flower.server.secure_round import SecureRound, resumed
+from fedkeel.flower.server.secure_exchange import SECURE_SUM
+from fedkeel.flower.server.secure_rounds import SecureRounds
 from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecord
 from fedkeel.flower.server.trainings import NodeTrainings
 from fedkeel.flower.wire import TENSORS, WireError, of_client, unpack
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import Tree, substates, walk
@@ -116,10 +113,11 @@ class NodeClients(KeepsClientStates):
         secure = [SECURE_SUM] if self._settings.secure_aggregation else []
         self._traffic = TrafficRecord([*needs.down, *needs.up, *secure])
         self._requests = Requests(prepared, membership, self._traffic)
+        self._asking = Asking(self._settings, connection, membership, self._requests, self._traffic)
         self._sums = sums or KeptSums(None)
         self._requests.go_on_as(self._sums.run)
         self._means = PlausibleMeans(self._settings.outlier_factor)
-        self._liars: set[int] = set()  # nodes that are left out of secure sums
+        self._secure = SecureRounds(prepared, self._asking, self._reader, self._sums, self._means)
         self._outliers = Outliers(self._settings.outlier_factor, len(setup.federation))
         self.trainings: NodeTrainings | None = None
         if prepared.plan.policy is not None:
@@ -146,21 +144,24 @@ class NodeClients(KeepsClientStates):
         jobs = {job.client: job for job in self.clients.begin_round(clients)}
         self._new_states = {}
         self._traffic.begin_round(message.round)
-        self._record_node_faults()
+        self._asking.record_node_faults()
         if self.trainings is not None:
             return self._train_received(message, clients, tick)
         if self._settings.secure_aggregation and jobs:
-            return self._train_for_sum(message, jobs, tick)
+            nobody = self._buffers.gather(np.zeros(0, dtype=np.int64))
+            trained, self._new_states = self._secure.make(message, jobs, tick, nobody)
+            self._round = message.round
+            return trained
         enough = smallest_count(self._settings.enough, len(clients))
         taken = TakenReplies(self._reader, self._traffic)
-        asking = self._ask(
+        asking = self._asking.ask(
             TRAIN, message, jobs, taken.results, is_enough=lambda: len(taken.results) >= enough
         )
         for reply, request in asking:
             before = len(taken.results)
             taken.take(reply, request)
             tick(len(taken.results) - before)
-        self._check_quorum(message, len(clients), len({*taken.results, *taken.lost}))
+        self._asking.check_quorum(message, len(clients), len({*taken.results, *taken.lost}))
         return self._gathered(message, taken, taken.results)
 
     def _train_received(
@@ -191,120 +192,6 @@ class NodeClients(KeepsClientStates):
         self._round = message.round
         return replace(trained, remote=self._traffic.account(taken.lost))
 
-    def _train_for_sum(
-        self, message: Message, jobs: Mapping[int, ClientJob], tick: ReportProgress
-    ) -> TrainedCohort:
-        """Train clients whose updates nobody sees but in a sum.
-
-        Raises:
-            TrainingError: too few of them, or of their nodes, replied before a deadline.
-        """
-        kept = self._sums.load(self._requests.run, message.round)
-        trained, lost = self._buffers.gather(np.zeros(0, dtype=np.int64)), list[int]()
-        results: Sequence[ClientResult] = ()
-        try:
-            if kept is None:
-                secure = self._masked(message, jobs, tick)
-                lost = secure.lost
-                unmasking = None if secure.is_lost else secure.unmasking(self._sums)
-            else:
-                lost = list(kept[0].lost)
-                unmasking = resumed(
-                    self._prepared, self._connection, self._traffic, self._sums, *kept
-                )
-            if unmasking is not None:
-                try:
-                    trained = unmasking.make()
-                    results = unmasking.kept.trained
-                finally:
-                    self._liars |= unmasking.liars
-        except SkippedRoundError as error:
-            self._traffic.add_fault(error.what, jobs)
-        trained, left_out = self._means.checked(trained)
-        for reason in left_out:
-            self._traffic.add_fault(reason, [])
-        self._new_states = {
-            item.client: NewState(message.round + 1, item.state_digest) for item in results
-        }
-        self._round = message.round
-        return replace(trained, remote=self._traffic.account(lost))
-
-    def _masked(
-        self, message: Message, jobs: Mapping[int, ClientJob], tick: ReportProgress
-    ) -> SecureRound:
-        """Have clients train, and return the round with the masked sum of what they send.
-
-        Raises:
-            SkippedRoundError: nodes have answered for this round before.
-            TrainingError: too few clients, or nodes, replied before a deadline.
-        """
-        requests = self._requests_of(message, jobs)
-        for node in self._liars & set(requests):
-            self._traffic.add_fault("left out: its node has lied", requests.pop(node).client_ids)
-        connected = [client for item in requests.values() for client in item.client_ids]
-        self._record_absent(jobs, connected, 0.0, "")
-        secure = SecureRound(
-            self._prepared, self._connection, self._traffic, self._reader, requests
-        )
-        secure.begin()
-        further = secure.sum_requests(list(jobs.values()))
-        sent = {node: requests[node] for node in further}
-        enough = smallest_count(self._settings.enough, len(jobs))
-        replies = self._send(
-            MASKED, message, sent, jobs, secure.replied, "", lambda: len(secure.trained) >= enough,
-            {node: {SECURE: header.record()} for node, header in further.items()},
-        )  # fmt: skip
-        for reply, request in replies:
-            before = len(secure.trained)
-            secure.receive(reply, request)
-            tick(len(secure.trained) - before)
-        self._check_quorum(message, len(jobs), len({*secure.trained, *secure.lost}))
-        return secure
-
-    def _ask(
-        self,
-        kind: str,
-        message: Message,
-        jobs: Mapping[int, ClientJob],
-        replied: Collection[int],
-        stage: str = "",
-        is_enough: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[NodeReply, Request]]:
-        """Send a message to clients, and yield each node's reply with its request as it comes.
-
-        At the end the clients that are absent from `replied` get a fault.
-        """
-        return self._send(
-            kind, message, self._requests_of(message, jobs), jobs, replied, stage, is_enough
-        )
-
-    def _send(
-        self,
-        kind: str,
-        message: Message,
-        requests: Mapping[int, Request],
-        jobs: Iterable[int],
-        replied: Collection[int],
-        stage: str,
-        is_enough: Callable[[], bool],
-        further: Mapping[int, Mapping[str, ConfigRecord]] | None = None,
-    ) -> Iterator[tuple[NodeReply, Request]]:
-        """Send a message with its requests, and with further records for each node; see `_ask`."""
-        contents = self._requests.contents(kind, message, requests, further)
-        started = time.monotonic()
-        for reply in self._connection.ask(contents, kind, is_enough):
-            yield reply, requests[reply.node]
-        self._record_absent(list(jobs), replied, time.monotonic() - started, stage)
-
-    def _requests_of(self, message: Message, jobs: Mapping[int, ClientJob]) -> dict[int, Request]:
-        """Return the header of the request to each node."""
-        wanted = set(jobs)
-        self._membership.forget_disconnected()  # a node that was restarted may have another id
-        if not wanted <= set(self._membership.node_by_client()):  # a node may have come back
-            seconds = self._settings.deadline_seconds / 4
-            self._membership.refresh(seconds, lambda by_client: wanted <= set(by_client))
-        return self._requests.headers(message, jobs)
-
     def _without_outliers(self, trained: TrainedCohort, message: Message) -> TrainedCohort:
         """Mark replies as not finite that are far from the others', and record them.
 
@@ -322,49 +209,6 @@ class NodeClients(KeepsClientStates):
             return self._buffers.gather(np.zeros(0, dtype=np.int64))
         return trained
 
-    def _check_quorum(self, message: Message, selected: int, replied: int) -> None:
-        """Refuse a round with too few replies; that of a client with lost state is one of them."""
-        needed = smallest_count(self._settings.quorum, selected)
-        if replied >= needed:
-            return
-        faults = "; ".join(f"{key}: {clients}" for key, clients in self._traffic.faults.items())
-        details = f" ({faults:.300})" if faults else ""
-        raise TrainingError(
-            f"Round {message.round + 1} has no quorum.",
-            got=f"{replied} of {selected} clients answered{details}",
-            expected=f"at least {needed} within {self._settings.deadline_seconds:g} s",
-            do="see that the nodes are up, then go on with resume; everything is saved",
-        )
-
-    def _record_absent(
-        self, clients: Iterable[int], replied: Collection[int], seconds: float, stage: str
-    ) -> None:
-        """Record clients that have not replied after some seconds and have no fault yet."""
-        with_faults = self._traffic.clients_with_faults(stage)
-        nodes = self._membership.node_by_client()
-        for client in clients:
-            if client in replied or client in with_faults:
-                continue
-            if client not in nodes:
-                reason = self._membership.absence_reason(client)
-            elif seconds >= self._settings.deadline_seconds:
-                reason = "no reply before the deadline"
-            else:
-                reason = NOT_NEEDED
-            self._traffic.add_fault(reason, [client], stage)
-
-    def _record_node_faults(self) -> None:
-        """Record replies that have come late, and nodes that were refused, since the last round."""
-        nodes = self._membership.node_by_client()
-        for late in self._connection.late_nodes():
-            clients = [client for client, node in nodes.items() if node == late]
-            self._traffic.add_fault(
-                "a reply to an earlier round came late and was dropped", clients
-            )
-        for reason in self._membership.faults:
-            self._traffic.add_fault(reason, [])
-        self._membership.faults.clear()
-
     # --- surveys ---------------------------------------------------------------------------------
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
@@ -378,7 +222,7 @@ class NodeClients(KeepsClientStates):
         answered: set[int] = set()
         for job in jobs.values():
             self._buffers.rows.write_answers(job, missing_answer(self._specs.answer))
-        for reply, request in self._ask(SURVEY, message, jobs, answered, SURVEY_STAGE):
+        for reply, request in self._asking.ask(SURVEY, message, jobs, answered, SURVEY_STAGE):
             try:
                 content = reply.checked()
                 header = Request.read(content)
@@ -388,7 +232,7 @@ class NodeClients(KeepsClientStates):
                 self._traffic.add_fault(error.short(), request.client_ids, SURVEY_STAGE)
                 continue
             answered |= {k for k in request.client_ids if self._take_answer(content, jobs[k])}
-        self._check_quorum(message, len(clients), len(answered))
+        self._asking.check_quorum(message, len(clients), len(answered))
         answers = self._buffers.answers(clients)
         for row, reason in self._outliers.judge(clients, answer_sizes(answers)).items():
             for _, answer in walk(dict(answers)):
@@ -529,7 +373,7 @@ class NodeClients(KeepsClientStates):
         targets = split_examples(self._setup, "pictures").data.y
         places = sum(part[0].numel() for part in tensors_of(targets))
         replied: set[int] = set()
-        for reply, request in self._ask(kind, message, jobs, replied, EVALUATION):
+        for reply, request in self._asking.ask(kind, message, jobs, replied, EVALUATION):
             try:
                 content = reply.checked()
                 for client in request.client_ids:
