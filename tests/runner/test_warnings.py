@@ -309,3 +309,56 @@ def test_a_method_for_adapters_without_adapters() -> None:
     assert find_warnings(prepared("ffalora(frozen='fc1')")) == []
     (message,) = find_warnings(prepared("rolora"))
     assert message.startswith("rolora has no effect")
+
+
+@pytest.mark.parametrize(
+    ("method", "clients", "told"),
+    [
+        (
+            "trimmed_mean(beta=0.2)",
+            4,
+            "trimmed_mean(beta=0.2) leaves out nobody of 4 clients: from 5 on, or beta = 0.25",
+        ),
+        ("trimmed_mean(beta=0.2)", 5, ""),
+        ("trimmed_mean(beta=0.0)", 4, ""),  # the mean, as its page says
+        ("trimmed_mean", 3, "nobody of 3 clients: from 10 on, or beta = 0.334"),
+        ("multikrum", 4, "multikrum leaves out nobody of 4 clients: from 5 on"),
+        ("multikrum(keep=6)", 6, "multikrum(keep=6) leaves out nobody of 6 clients: from 7 on"),
+        ("krum", 3, "krum reckons with no broken client among 3 clients: from 5 on"),
+        ("bulyan", 6, "bulyan leaves out nobody of 6 clients: from 7 on"),
+        ("nnm+median", 4, "nnm leaves out nobody of 4 clients: from 5 on, or beta = 0.25"),
+        ("bucketing(size=4)+median", 4, "bucketing(size=4) makes one update of 4 clients"),
+        ("bucketing+krum(beta=0.4)", 6, "krum(beta=0.4) reckons with no broken client among 3"),
+        ("median", 2, "median leaves out nobody of 2 clients: from 3 on"),
+        ("geomedian", 3, ""),
+        ("cclip", 4, ""),
+        ("fedavg", 4, ""),
+    ],
+)
+def test_a_defence_of_too_few_clients(method: str, clients: int, told: str) -> None:
+    found = find_warnings(prepared(method, per_round=clients))
+    assert len(found) == bool(told), found
+    assert told in " ".join(found)
+
+
+def test_a_round_with_more_attackers_than_a_defence_withstands() -> None:
+    def told(method: str, clients: int, attackers: list[int]) -> list[str]:
+        adversary = fk.Adversary(kind="sign_flip", clients=attackers)
+        ready = prepared(method, per_round=clients, adversary=adversary)
+        return [text for text in find_warnings(ready) if "attacker" in text]
+
+    assert told("trimmed_mean(beta=0.2)", 5, [3]) == []
+    assert told("trimmed_mean(beta=0.2)", 5, [3, 4]) == [
+        "trimmed_mean(beta=0.2) withstands 1 of 5 clients, and a round may have 2 attackers "
+        "([adversary]): from 10 on, or beta = 0.4"
+    ]
+    (text,) = told("median", 3, [1, 2, 3, 4])
+    assert text.startswith("median withstands 1 of 3 clients, and a round may have 3 attackers")
+
+
+def test_a_share_of_replies_that_is_all_of_them() -> None:
+    for enough, told in ((0.9, "system.enough = 0.9 of 4 clients is rounded up to all"), (0.5, "")):
+        ready = prepared(per_round=4, system=config.System(enough=enough))
+        found = [text for text in find_warnings(ready) if "system.enough" in text]
+        assert len(found) == bool(told)
+        assert all(text.startswith(told) for text in found)

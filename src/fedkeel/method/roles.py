@@ -459,6 +459,13 @@ class CohortTransform(Part):
     """Whether fewer updates may be returned, which then count equally. A part that sets it to True
     breaks SEPARATE_UPDATES: reductions, tables and states by client do not go with it."""
 
+    def withstands(self, count: int) -> int | None:
+        """Return how many broken updates of `count` it is made for; None where it counts none.
+
+        A run is warned where that is nobody, or fewer than it has attackers.
+        """
+        return None
+
     @abstractmethod
     def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
         """Return the changed updates."""
@@ -492,6 +499,13 @@ class Reduction(Part):
         are then `Sums` that are `noisy`, to which `reduce` adds no more.
         """
         return 0.0
+
+    def withstands(self, count: int) -> int | None:
+        """Return how many broken updates of `count` it is made for; None where it counts none.
+
+        A run is warned where that is nobody, or fewer than it has attackers.
+        """
+        return None
 
     @abstractmethod
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:

@@ -27,6 +27,7 @@ from fedkeel.method.plugins import user_modules
 from fedkeel.method.roles import LocalWork
 from fedkeel.method.server_round import server_message
 from fedkeel.privacy.budget import weak_points
+from fedkeel.runner.defence_warnings import defence_warnings
 from fedkeel.runner.noise_forecast import loud_noise
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.runner.split_warnings import is_from_catalogue, split_warnings
@@ -49,7 +50,7 @@ MUCH_MEMORY = 1_000_000_000
 def find_warnings(prepared: Prepared) -> list[str]:
     """Return the warnings about a run; about the data none where only the nodes see them."""
     federation = prepared.setup.federation
-    privacy = _privacy_warnings(prepared)
+    privacy = [*_privacy_warnings(prepared), *defence_warnings(prepared)]
     if federation.how["kind"] == "nodes":
         return list(filter(None, privacy))
     data = federation.data

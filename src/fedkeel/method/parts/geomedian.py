@@ -54,6 +54,10 @@ class GeometricMedian(Reduction):
     paper: ClassVar[str] = "pillutla2022"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
+    def withstands(self, count: int) -> int:
+        """Return how many cannot move it without bound, where all have the same weight."""
+        return (count - 1) // 2
+
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the geometric median."""
         gram = updates.gram(cohort.names)

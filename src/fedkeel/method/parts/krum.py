@@ -98,6 +98,10 @@ class Krum(Reduction):
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
+    def withstands(self, count: int) -> int:
+        """Return f, the number of broken updates that it is made for."""
+        return broken_among(self.beta, count)
+
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the update with the smallest score."""
         order = best_by_krum(updates, cohort, self.beta, self.neighbours)
@@ -139,6 +143,10 @@ class MultiKrum(Reduction):
     uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+
+    def withstands(self, count: int) -> int:
+        """Return f, the number of broken updates that it is made for; 0 where it keeps all."""
+        return 0 if self.keep >= count else broken_among(self.beta, count)
 
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the mean of the updates with the smallest scores."""
@@ -185,10 +193,14 @@ class Bulyan(Reduction):
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
+    def withstands(self, count: int) -> int:
+        """Return f, the number of broken updates that it is made for."""
+        return count_of_share(self.beta, count, (count - 3) // 4)
+
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the means near the medians."""
         count = len(updates)
-        broken = count_of_share(self.beta, count, (count - 3) // 4)
+        broken = self.withstands(count)
         cohort.log("broken", broken)
         if broken == 0:
             return updates.sum(np.full(count, 1.0 / count))

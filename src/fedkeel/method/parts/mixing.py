@@ -53,10 +53,14 @@ class NearestMixing(CohortTransform):
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
+    def withstands(self, count: int) -> int:
+        """Return f, how many updates each mean leaves out."""
+        return count_of_share(self.beta, count, (count - 1) // 2)
+
     def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
         """Return the means of the nearest updates."""
         count = len(updates)
-        nearest = count - count_of_share(self.beta, count, (count - 1) // 2)
+        nearest = count - self.withstands(count)
         mix = nearest_mean(distances_of(updates, cohort), nearest)
         return updates.combined(dict.fromkeys(cohort.names, mix))
 

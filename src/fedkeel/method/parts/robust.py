@@ -61,6 +61,10 @@ class Median(Reduction):
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
+    def withstands(self, count: int) -> int:
+        """Return how many cannot move it beyond the range of the others."""
+        return (count - 1) // 2
+
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the medians."""
         trimmed = (len(updates) - 1) // 2
@@ -106,6 +110,10 @@ class TrimmedMean(Reduction):
     def trimmed(self, clients: int) -> int:
         """Return b, the number of values left out at each end."""
         return min(int(self.beta * clients + 1e-9), (clients - 1) // 2)
+
+    def withstands(self, count: int) -> int:
+        """Return b, the number of values left out at each end."""
+        return self.trimmed(count)
 
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the trimmed means."""

@@ -1,0 +1,102 @@
+"""Warnings about robust aggregates, and rounds that end early, without an effect for the cohort."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+from fedkeel.engine.prepared import Prepared
+from fedkeel.errors import FedkeelError, counted
+from fedkeel.method.compose import expression_of
+from fedkeel.method.parts.krum import Krum
+from fedkeel.method.parts.mixing import Bucketing
+from fedkeel.method.roles import CohortTransform, Reduction
+from fedkeel.system.schedule import round_off
+
+MANY = 1000
+"""Clients up to which is looked for the number from which a defence has an effect."""
+
+
+def defence_warnings(prepared: Prepared) -> Iterator[str]:
+    """Yield warnings about defences against broken clients, and a cohort's settings."""
+    if prepared.is_baseline:
+        return
+    yield _round_that_waits_for_all(prepared)
+    count = _replies(prepared)
+    attackers = 0 if prepared.attack is None else min(len(prepared.attack.attackers), count)
+    plan = prepared.plan
+    parts: list[CohortTransform | Reduction] = [*plan.cohort_transforms, plan.reduction]
+    for part in parts:
+        yield _without_effect(part, count) or _too_few(part, count, attackers)
+        if isinstance(part, Bucketing):
+            count = math.ceil(count / part.size)
+
+
+def _replies(prepared: Prepared) -> int:
+    """Return how many updates a round has, at most."""
+    count, system = prepared.population.per_round, prepared.settings.system
+    if system is None or prepared.plan.policy is not None:
+        return count
+    return math.ceil(round_off(system.enough * count))
+
+
+def _without_effect(part: CohortTransform | Reduction, count: int) -> str:
+    """Return that a part defends against nobody among so many clients, "" where it does."""
+    of_all = counted(count, "client")
+    if isinstance(part, Bucketing):
+        if 1 < count <= part.size:
+            return (
+                f"{expression_of([part])} makes one update of {of_all}, their mean: what follows "
+                f"has nothing to compare; set size below {count}"
+            )
+        return ""
+    is_meant = getattr(part, "beta", None) == 0.0  # documented as the mean
+    if part.withstands(count) != 0 or is_meant or count < 2:
+        return ""
+    said = (
+        "reckons with no broken client among" if isinstance(part, Krum) else "leaves out nobody of"
+    )
+    text = f"{expression_of([part])} {said} {of_all}"
+    ways = _ways(part, count, 1)
+    return f"{text}: {ways}" if ways else text
+
+
+def _too_few(part: CohortTransform | Reduction, count: int, attackers: int) -> str:
+    """Return that a round may have more attackers than a part is made for, "" where not."""
+    most = part.withstands(count)
+    if most is None or attackers <= most:
+        return ""
+    ways = _ways(part, count, attackers)
+    return (
+        f"{expression_of([part])} withstands {most} of {counted(count, 'client')}, and a round may "
+        f"have {counted(attackers, 'attacker')} ([adversary])" + (f": {ways}" if ways else "")
+    )
+
+
+def _ways(part: CohortTransform | Reduction, count: int, broken: int) -> str:
+    """Return how a part withstands so many broken clients: with more clients, or another share."""
+    sizes = range(count + 1, MANY)
+    enough = next((n for n in sizes if (part.withstands(n) or 0) >= broken), None)
+    ways = [] if enough is None else [f"from {enough} on"]
+    if hasattr(part, "beta"):
+        share = math.ceil(1000 * broken / count) / 1000
+        with suppress(FedkeelError, ValueError):  # a share beyond what the part takes
+            if replace(cast(Any, part), beta=share).withstands(count) >= broken:
+                ways.append(f"beta = {share:g}")
+    return ", or ".join(ways)
+
+
+def _round_that_waits_for_all(prepared: Prepared) -> str:
+    """Return that the share of replies that end a round is rounded up to all of them."""
+    system, count = prepared.settings.system, prepared.population.per_round
+    if system is None or system.enough == 1.0 or prepared.plan.policy is not None:
+        return ""
+    if math.ceil(round_off(system.enough * count)) < count:
+        return ""
+    return (
+        f"system.enough = {system.enough:g} of {counted(count, 'client')} is rounded up to all of "
+        f"them, so that nobody is left out; give at most {(count - 1) / count:.3g}"
+    )
