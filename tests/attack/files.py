@@ -42,7 +42,7 @@ def make_runs(folder: Path) -> None:
     file = experiment(folder, OWN)
     os.chdir(folder)
     for words in (
-        ["compare", file, "fedavg", "scaffold", "--seeds", "1", "--out", "both", "--quiet"],
+        ["compare", file, "--methods", "fedavg, scaffold", "--seeds", "1", "--out", "both", "-q"],
         ["run", file, "--out", "whole", "--quiet"],
     ):
         done = call(*words)
@@ -57,11 +57,11 @@ def make_runs(folder: Path) -> None:
 COMMANDS = {
     "report": ["report", "whole"],
     "predict": ["predict", "whole", "new.csv"],
-    "export": ["export", "whole", "--out", "model.pt2"],
+    "export": ["export", "whole", "model.pt2"],
     "resume": ["run", "half", "--resume", "--quiet"],
     "again": ["run", "whole", "--resume", "--quiet"],
     "both": ["report", "both"],
-    "compare": ["compare", "toy.toml", "fedavg", "scaffold", "--seeds", "1", "--out", "both", "-q"],
+    "compare": ["compare", "toy.toml", "--methods", "fedavg, scaffold", "--out", "both", "-q"],
 }
 
 

@@ -40,12 +40,12 @@ rounds = 2
 method = "fedprox(mu=0.1)"
 
 [data]
-source = "files"
-train = ["a.csv", "b.csv"]
+source = ["a.csv", "b.csv"]
 label = "kind"
+test_fraction = 0.2
 
 [partition]
-kind = "sources"
+kind = "source"
 
 [model]
 name = "mlp"
