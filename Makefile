@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-flower test-flower-versions release docs format clean
+.PHONY: demo test test-all test-flower test-flower-versions attack release docs format clean
 
 demo: $(READY)
 	$(BIN)/fedkeel compare --preset digits --out runs/digits
@@ -31,6 +31,12 @@ test-flower-versions:
 			-c constraints.txt -e ".[dev]" flwr==$$version && \
 		build/flwr-$$version/bin/python -m pytest -m "processes or not slow" tests/flower \
 			|| exit 1; \
+	done
+
+# Random lies, settings and damaged files, for half an hour; tests/attack/README.md says what they try.
+attack: $(READY)
+	for script in replies settings files; do \
+		PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/attack/$$script.py || exit 1; \
 	done
 
 # sdist and wheel: built, looked into, installed into a bare environment and tried.

@@ -154,3 +154,15 @@ def test_links_lead_somewhere() -> None:
             assert target.exists(), f"{page.name}: {link}"
             if anchor:
                 assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_every_promise_names_a_test_that_is_there() -> None:
+    page = (DOCS / "guides" / "security.md").read_text("utf-8")
+    tests = "".join(file.read_text("utf-8") for file in (DOCS.parent / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 40
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+    promises = page.split("## What is promised")[1].split("\n## ")[0]
+    for line in promises.splitlines():
+        if line.startswith("| **"):
+            assert "test_" in line or "#secure-sums" in line, line

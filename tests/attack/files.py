@@ -108,7 +108,9 @@ def spoil(file: Path, marker: Path, draw: random.Random) -> str:
         return f"cut to {cut} of {len(data)} bytes"
     if way == 2 and data:
         place = draw.randrange(len(data))
-        file.write_bytes(data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :])
+        file.write_bytes(
+            data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
+        )
         return f"a bit of byte {place}"
     if way == 3:
         file.unlink()
@@ -166,9 +168,7 @@ def main() -> int:
             if not made.good:
                 raise SystemExit(made.detail)
             for number in range(options.first, options.first + options.trials):
-                ended = attempt(
-                    lambda n=number: one(n, options.seed, source, marker), marker
-                )
+                ended = attempt(lambda n=number: one(n, options.seed, source, marker), marker)
                 yield number, ended.detail.split("\n")[0], ended
 
     return tally("damaged files", options, trials()).show()

@@ -102,8 +102,11 @@ def lie(
     names = [str(name) for name in content]
     arrays = [name for name in names if isinstance(content[name], ArrayRecord)]
     metrics = [name for name in names if isinstance(content[name], MetricRecord)]
-    ways = ["record"] + ["header"] * 3 + ["arrays"] * 5 * bool(arrays) + ["metrics"] * 3 * bool(
-        metrics
+    ways = (
+        ["record"]
+        + ["header"] * 3
+        + ["arrays"] * 5 * bool(arrays)
+        + ["metrics"] * 3 * bool(metrics)
     )
     ways += ["replay"] * (before is not None)
     way = draw.choice(ways)

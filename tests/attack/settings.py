@@ -106,7 +106,9 @@ def write_data(folder: Path) -> None:
     x = (draw.normal(size=(4, 6))[y] * 2 + draw.normal(size=(200, 6))).astype(np.float32)
     np.savez(folder / "toy.npz", x=x, y=y)
     for name in ("a", "b"):
-        rows = [",".join([*(f"{v:.4f}" for v in draw.normal(size=3)), "yn"[i % 2]]) for i in range(40)]
+        rows = [
+            ",".join([*(f"{v:.4f}" for v in draw.normal(size=3)), "yn"[i % 2]]) for i in range(40)
+        ]
         (folder / f"{name}.csv").write_text("\n".join(["u,v,w,kind", *rows]) + "\n")
     (folder / "own.py").write_text(OWN_MODULE)
 
@@ -136,7 +138,14 @@ def base(draw: random.Random) -> dict[str, Any]:
     document["rounds"] = 2
     if draw.random() < 0.3:
         document["method"] = draw.choice(
-            ["scaffold", "fedgc", "dpclient(norm=1.0, sigma=1.0)", "trimmed_mean", "fedper", "local"]
+            [
+                "scaffold",
+                "fedgc",
+                "dpclient(norm=1.0, sigma=1.0)",
+                "trimmed_mean",
+                "fedper",
+                "local",
+            ]
         )
     return document
 
