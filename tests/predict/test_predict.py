@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 
 import fedkeel as fk
 from commands import call
+from fedkeel.predict.preparation import Preparation
 from fedkeel.predict.trained_model import TrainedModel, load
 
 EXPERIMENT = """\
@@ -269,6 +272,93 @@ def test_a_program_for_torch_takes_inputs_as_they_are(folder: Path, strict: Trai
     assert torch.allclose(program.module()(x), expected, atol=1e-5)
     with pytest.raises(fk.FedkeelError, match="not written as"):
         strict.export(folder / "model.h5")
+
+
+class Ward(nn.Module):
+    """Three measures, and the number of the ward, which has an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ward, self.out = nn.Embedding(7, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.cat([x[:, :3], self.ward(x[:, 3].long())], dim=1))
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(9, 4), nn.Linear(20, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.words(x).flatten(1))
+
+
+class Branching(Words):
+    """Takes its branch when it is traced: on zeros."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = super().forward(x)
+        return 2.0 * scores if torch.compiler.is_compiling() else scores
+
+
+def of_arrays(folder: Path, net: type[nn.Module], x: Any, tokens: bool) -> TrainedModel:
+    """A run on 30 examples."""
+    y = np.arange(30) % 3
+    fk.run(
+        "fedavg",
+        task=fk.Task(net),
+        clients=fk.iid(x, y, clients=2, tokens=tokens),
+        test=(x, y),
+        rounds=1,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=10),
+        engine=fk.Engine(kind="sequential"),
+        out=folder,
+        progress=False,
+    )
+    return load(folder, model=net)
+
+
+def test_a_program_takes_inputs_of_the_type_that_was_trained_on(tmp_path: Path) -> None:
+    """Whatever layers the module has: an embedding does not make a table one of tokens."""
+    random = np.random.default_rng(0)
+    table = random.normal(size=(30, 4)).astype(np.float32)
+    table[:, 3] = random.integers(0, 7, 30)
+    words = random.integers(0, 9, (30, 5))
+    for net, x, tokens in ((Ward, table, False), (Words, words, True)):
+        model = of_arrays(tmp_path / net.__name__, net, x, tokens)
+        assert model.record.data.types == {"": "int64" if tokens else "float32"}
+        program = torch.export.load(model.export(tmp_path / f"{net.__name__}.pt2")).module()
+        given = torch.tensor(x)
+        torch.testing.assert_close(program(given), model.predict(x).scores)
+    # a folder of before does not say
+    data = replace(model.record.data, types={})
+    older = replace(model, preparation=Preparation.of(data, None, torch.float32))
+    with pytest.warns(UserWarning, match="does not say of what type its inputs were"):
+        program = torch.export.load(older.export(tmp_path / "older.pt2")).module()
+    torch.testing.assert_close(program(given), model.predict(x).scores)
+
+
+def test_a_file_that_answers_otherwise_than_the_model_is_not_kept(tmp_path: Path) -> None:
+    words = np.random.default_rng(0).integers(0, 9, (30, 5))
+    model = of_arrays(tmp_path / "run", Branching, words, tokens=True)
+    with pytest.raises(fk.FedkeelError, match="would answer otherwise than the model"):
+        model.export(tmp_path / "model.pt2")
+    assert not (tmp_path / "model.pt2").exists()
+
+
+def test_one_of_several_inputs_is_given_in_the_type_of_the_training(tmp_path: Path) -> None:
+    class Two(Words):
+        def forward(self, ids: torch.Tensor, dose: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) * dose[:, None]
+
+    random = np.random.default_rng(0)
+    x = {"ids": random.integers(0, 9, (30, 5)), "dose": random.random(30).astype(np.float32)}
+    model = of_arrays(tmp_path / "run", Two, x, tokens=False)
+    assert model.record.data.types == {"ids": "int64", "dose": "float32"}
+    given = {"ids": x["ids"].astype(np.float32), "dose": np.ones(30, np.int64)}
+    same = {"ids": x["ids"], "dose": np.ones(30, np.float32)}
+    torch.testing.assert_close(model.predict(given).scores, model.predict(same).scores)
 
 
 @pytest.mark.slow

@@ -11,10 +11,12 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +25,11 @@ from fedkeel.errors import ModelError
 from fedkeel.predict.preparation import Preparation
 from fedkeel.predict.trained_model import TrainedModel, metadata
 from fedkeel.records.files import write_bytes
+from fedkeel.task.outputs import tensors_in
 from fedkeel.user_code import one_line
+
+Answers = Callable[[Tensor], Sequence[Tensor]]
+"""Inputs [N, ...] -> what a file answers."""
 
 
 class WithPreparation(nn.Module):
@@ -66,9 +72,10 @@ def export(model: TrainedModel, path: Path) -> Path:
 
     Raises:
         ModelError: the suffix is another one; the model has several inputs, or inputs that each
-            client standardises by itself; it cannot be traced; or ONNX is not installed.
+            client standardises by itself; it cannot be traced; the file answers otherwise than the
+            model; or ONNX is not installed.
     """
-    writers: dict[str, Callable[..., bytes]] = {".onnx": _onnx, ".pt2": _program}
+    writers: dict[str, Callable[..., tuple[bytes, Answers]]] = {".onnx": _onnx, ".pt2": _program}
     write = writers.get(path.suffix)
     if write is None:
         raise ModelError(
@@ -77,7 +84,8 @@ def export(model: TrainedModel, path: Path) -> Path:
         )
     module, example = _with_preparation(model.module, model.preparation)
     try:
-        content = write(module, example, metadata(model))
+        content, answers = write(module, example, metadata(model))
+        _check_answers(module, answers, _inputs_like(example, model.preparation, module), path)
     except ModelError:
         raise
     except Exception as error:  # whatever the user's module, or the exporter, does not support
@@ -105,8 +113,7 @@ def _with_preparation(module: nn.Module, preparation: Preparation) -> tuple[nn.M
             why="a file has one preparation",
             do="take fedkeel.load(RUN).module, and export it yourself",
         )
-    is_tokens = any(isinstance(layer, nn.Embedding) for layer in module.modules())
-    if is_tokens and preparation.scale is None:
+    if _takes_whole_numbers(module, preparation):
         return module, torch.zeros(2, *preparation.shape, dtype=torch.int64)
     example = torch.zeros(2, *preparation.shape, dtype=preparation.dtype)
     if preparation.scale is None:
@@ -114,17 +121,73 @@ def _with_preparation(module: nn.Module, preparation: Preparation) -> tuple[nn.M
     return WithPreparation(module, preparation.scale, preparation.shape).eval(), example
 
 
-def _program(module: nn.Module, example: Tensor, about: dict[str, str]) -> bytes:
-    """Return the file of `torch.export`."""
+def _takes_whole_numbers(module: nn.Module, preparation: Preparation) -> bool:
+    """Return whether the inputs that were trained on are whole numbers, such as tokens."""
+    if preparation.whole:
+        return preparation.whole[""]
+    is_likely = preparation.scale is None and any(
+        isinstance(layer, nn.Embedding) for layer in module.modules()
+    )
+    if is_likely:
+        warnings.warn(
+            "the run does not say of what type its inputs were, and its model has an embedding: "
+            "the file asks for whole numbers (int64). Train again where they were other numbers",
+            stacklevel=4,
+        )
+    return is_likely
+
+
+def _inputs_like(example: Tensor, preparation: Preparation, module: nn.Module) -> list[Tensor]:
+    """Return inputs [3, ...] like those of the training, before they are standardised."""
+    shape, random = (3, *example.shape[1:]), torch.Generator().manual_seed(0)
+    if not example.is_floating_point():
+        known = [m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)]
+        return [torch.randint(0, min(known, default=2), shape, generator=random)]
+    noise = torch.randn(shape, generator=random, dtype=torch.float64)
+    if preparation.scale is not None:
+        scale = preparation.scale
+        view = [-1, *[1] * (len(shape) - 2)] if len(scale.mean) == shape[1] else list(shape[1:])
+        noise = scale.mean.reshape(view) + scale.std.reshape(view) * noise
+    like_indices = torch.randint(0, 2, shape, generator=random)  # a column may be one
+    return [noise.to(example.dtype), like_indices.to(example.dtype)]
+
+
+def _check_answers(
+    module: nn.Module, answers: Answers, inputs: Sequence[Tensor], path: Path
+) -> None:
+    """Refuse a file that answers otherwise than the model.
+
+    Inputs that the model itself cannot take, such as no index of one of its tables, are left out.
+    """
+    for x in inputs:
+        try:
+            expected = tensors_in(module(x))
+        except Exception:
+            continue
+        for mine, given in zip(answers(x), expected, strict=False):
+            apart = float((mine.double() - given.double()).abs().nan_to_num(0.0).max())
+            size = float(given.double().abs().nan_to_num(0.0).max())
+            if mine.shape != given.shape or apart > 1e-3 * max(1.0, size):
+                raise ModelError(
+                    f"The {path.suffix} file would answer otherwise than the model.",
+                    got=f"answers that differ by {apart:.3g}",
+                    why="a branch on the values of inputs was fixed when the file was made",
+                    do="see that the module has no branch on the values of its inputs",
+                )
+
+
+def _program(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, Answers]:
+    """Return the file of `torch.export`, and what it answers."""
     shapes = ({0: torch.export.Dim("examples")},)
     program = torch.export.export(module, (example,), dynamic_shapes=shapes)
     out = io.BytesIO()
     torch.export.save(program, out, extra_files={"fedkeel.json": json.dumps(about)})
-    return out.getvalue()
+    read = torch.export.load(io.BytesIO(out.getvalue())).module()
+    return out.getvalue(), lambda x: tensors_in(read(x))
 
 
-def _onnx(module: nn.Module, example: Tensor, about: dict[str, str]) -> bytes:
-    """Return the file of ONNX."""
+def _onnx(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, Answers]:
+    """Return the file of ONNX, and what it answers."""
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ModelError(
             "Writing ONNX needs the packages onnx and onnxscript, which are not installed.",
@@ -147,4 +210,15 @@ def _onnx(module: nn.Module, example: Tensor, about: dict[str, str]) -> bytes:
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value
     content: bytes = proto.SerializeToString()
-    return content
+
+    def answers(x: Tensor) -> list[Tensor]:
+        from onnx.reference import ReferenceEvaluator
+
+        try:
+            numbers = ReferenceEvaluator(proto).run(None, {"inputs": x.numpy()})
+        except Exception as error:  # it does not know all operations of all exporters
+            warnings.warn(f"the file could not be tried here: {one_line(error)}", stacklevel=2)
+            return []
+        return [torch.from_numpy(np.asarray(values)) for values in numbers]
+
+    return content, answers

@@ -21,6 +21,7 @@ from fedkeel.data.read.images import shape_text, write_images
 from fedkeel.data.read.new_rows import is_table, read_new_rows
 from fedkeel.data.read.scaling import CONSTANT, Scale
 from fedkeel.data.table_schema import Column, Missing, TableSchema
+from fedkeel.data.user_arrays import as_tokens
 from fedkeel.data.values import Values, only_tensor, shape_of
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.records import run_record
@@ -57,6 +58,8 @@ class Preparation:
         client_scales: the same of each client by name, where each has its own.
         client_column: the column that says whose a row is, None where none does.
         is_of_files: whether the run has read files, of which all inputs are float32 first.
+        whole: for each input by name whether it was whole numbers, such as tokens; "" names a
+            single one. Empty where the run does not say.
     """
 
     shape: tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -66,6 +69,7 @@ class Preparation:
     client_scales: Mapping[str, Scale] = field(default_factory=dict)
     client_column: str | None = None
     is_of_files: bool = False
+    whole: Mapping[str, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: DataRecord, settings: Data | None, dtype: torch.dtype) -> Preparation:
@@ -99,6 +103,7 @@ class Preparation:
             {name: _scale(scale) for name, scale in record.client_scales.items()},
             None if settings is None else settings.client,
             settings is not None,
+            {name: kind == "int64" for name, kind in record.types.items()},
         )
 
     def of_client(self, client: str) -> Preparation:
@@ -157,7 +162,8 @@ class Preparation:
                 return NewInputs(self._as_images(read_inputs(path), name))
             files, x = read_new_images(path, self._image_shape(name))
             return NewInputs(x, {"file": files})
-        tokens = isinstance(value, Tensor) and value.dtype == torch.int64
+        is_whole = isinstance(value, Tensor) and value.dtype == torch.int64
+        tokens = self.whole.get("", is_whole)
         count = len(next(iter(value.values()))) if isinstance(value, Mapping) else len(value)
         labels = np.zeros(count, np.int64)
         return NewInputs(dataset(value, labels, classes=1, name=name, tokens=tokens).x)
@@ -213,8 +219,14 @@ class Preparation:
         if isinstance(x, Tensor) and x.is_floating_point():
             x = (x.to(torch.float32) if self.is_of_files else x).to(self.dtype)
         elif isinstance(x, dict):
-            x = {k: v.to(self.dtype) if v.is_floating_point() else v for k, v in x.items()}
+            x = {name: self._as_trained(name, tensor) for name, tensor in x.items()}
         return NewInputs(x, inputs.others, inputs.warnings)
+
+    def _as_trained(self, name: str, tensor: Tensor) -> Tensor:
+        """Return one of several inputs in the type that it had in training."""
+        if self.whole.get(name, not tensor.is_floating_point()):
+            return as_tokens(tensor, name) if tensor.is_floating_point() else tensor
+        return tensor.to(self.dtype)
 
 
 def _standardised(x: Tensor, scale: Scale) -> Tensor:

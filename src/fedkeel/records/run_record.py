@@ -95,6 +95,8 @@ class DataRecord:
         client_scales: the scale of each client's inputs by its name, where each has its own.
         shape: shape of an input; empty where there are several by name.
         inputs: shape of each input by name, where there are several.
+        types: type of each input by name, such as ``float32`` or ``int64``; that of a single one by
+            ``""``. Empty in runs before it was recorded.
         grouped_by: what is held out in whole groups, such as ``patient``.
         test_groups: number of these in the test set.
         fingerprint: digest of the training set, without what simulated attackers change in it.
@@ -111,6 +113,7 @@ class DataRecord:
     client_scales: dict[str, Scale] = field(default_factory=dict, metadata=_OPTIONAL)
     shape: list[Count] = field(default_factory=list)
     inputs: dict[str, list[Count]] = field(default_factory=dict, metadata=_OPTIONAL)
+    types: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)
     grouped_by: str = field(default="", metadata=_OPTIONAL)
     test_groups: Count = field(default=0, metadata=_OPTIONAL)
     fingerprint: str = ""

@@ -136,6 +136,10 @@ def _data_record(prepared: Prepared) -> DataRecord:
         inputs={k: list(v) for k, v in data.shape.items()} if isinstance(data.shape, dict) else {},
         grouped_by=data.grouped_by,
         test_groups=0 if test.group is None else len(np.unique(test.group[test.group >= 0])),
+        types={
+            name: str(tensor.dtype).removeprefix("torch.")
+            for name, tensor in (data.x if isinstance(data.x, dict) else {"": data.x}).items()
+        },
         fingerprint=prepared.data_digest,
     )
 
