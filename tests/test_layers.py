@@ -272,7 +272,18 @@ def declared() -> set[str]:
     """The packages that pyproject.toml asks for, with every extra that users have."""
     project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    used = ("ray", "tune", "metrics", "flower", "figures", "privacy", "mlflow", "wandb", "hf")
+    used = (
+        "ray",
+        "tune",
+        "metrics",
+        "flower",
+        "figures",
+        "privacy",
+        "mlflow",
+        "wandb",
+        "hf",
+        "onnx",
+    )
     wanted = [*project["dependencies"], *(one for extra in used for one in extras[extra])]
     return {re.split(r"[<>=]", one)[0].replace("-", "_") for one in wanted}
 

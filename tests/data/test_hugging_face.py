@@ -261,3 +261,29 @@ def test_what_is_not_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="cannot be read"):
         fk.from_hf(str(tmp_path / "empty"), client="site")
+
+
+def test_a_class_that_one_split_lacks() -> None:
+    """Labels of both splits are numbered alike, by their names."""
+
+    def split(*names: str) -> datasets.Dataset:
+        columns = {
+            "x": [[[float(i), 1.0]] for i in range(12)],  # no table
+            "label": [i % len(names) for i in range(12)],
+        }
+        data = datasets.Dataset.from_dict(columns)
+        return data.cast_column("label", datasets.ClassLabel(names=list(names)))
+
+    def labels(train: datasets.Dataset, test: datasets.Dataset) -> list[str]:
+        both = datasets.DatasetDict({"train": train, "test": test})
+        clients = fk.from_hf(both, partition={"kind": "iid", "clients": 2})
+        assert clients.test is not None
+        assert clients.data.label_names == clients.test.label_names == ("a", "b", "c")
+        assert clients.data.classes == clients.test.classes == 3
+        return [clients.test.label_names[label] for label in clients.test.labels]
+
+    assert labels(split("a", "b", "c"), split("b", "a")) == ["b", "a"] * 6
+    assert labels(split("a", "b", "c"), split("c", "a", "b")) == ["c", "a", "b"] * 4
+    with pytest.raises(DataError, match="holds a label that is not known") as error:
+        labels(split("a", "b"), split("a", "b", "c"))
+    assert "leave out examples with this label" in str(error.value)

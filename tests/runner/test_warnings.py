@@ -208,7 +208,7 @@ def test_a_module_that_ends_in_a_softmax() -> None:
         "local": fk.Local(lr=0.1, epochs=1, batch_size=5),
     }
     (told,) = fk.run("fedavg", task=fk.Task(Softened), **given).record.warnings
-    assert told.startswith("the model returns probabilities, and cross-entropy takes scores")
+    assert told.startswith("the model returns probabilities, and the loss 'cross_entropy' takes")
     likely = fk.Task(Softened, loss=lambda p, y: -p.log().gather(1, y[:, None]).squeeze(1))
     for task in (likely, fk.Task(partial(Softened, log=True)), fk.Task(lambda: nn.Linear(5, 3))):
         assert fk.run("fedavg", task=task, **given).record.warnings == []

@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from fedkeel.errors import RunError, did_you_mean, printable
+from fedkeel.records.files import expanded
 
 EXPERIMENT = typer.Argument(None, metavar="EXPERIMENT.toml", help="Experiment file, or run folder.")
 PRESET = typer.Option(None, "--preset", help="Use an experiment that comes with fedkeel: digits.")
@@ -69,7 +70,7 @@ def values_of(option: str, words: list[str]) -> tuple[list[str], list[str]]:
 
 
 class Command(TyperCommand):
-    """A command whose help is plain text, and which takes an option that is no list only once."""
+    """A command with plain help, options that are given once, and paths with ``~``."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Read the words of the command, without dropping any that are given twice."""
@@ -85,6 +86,17 @@ class Command(TyperCommand):
                 if order.count(param) > 1 and not is_list:
                     ctx.fail(f"{max(param.opts, key=len)} is given twice; give it once.")
         return super().parse_args(ctx, words)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401 - click's
+        """Call the command."""
+        for param in self.params:  # texts, of which typer makes paths
+            value = ctx.params.get(str(param.name))
+            if param.type.name not in ("path", "file", "directory") or not value:
+                continue
+            several = isinstance(value, list | tuple)
+            paths = [str(expanded(path)) for path in (value if several else [value])]
+            ctx.params[str(param.name)] = paths if several else paths[0]
+        return super().invoke(ctx)
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
         """Return the help text."""

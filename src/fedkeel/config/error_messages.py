@@ -99,11 +99,14 @@ def readable(
 def _remedy(errors: Sequence[ErrorDetails]) -> str | None:
     """Return what to write in place of a text, None where nothing is close.
 
-    This is the number or truth value that the text has, or the nearest of the words that it may be.
+    This is the number or truth value that the text has, or the nearest of the words that it may be;
+    of a share the number below 1; and of less than one epoch the steps.
     """
     for error in errors:
         kind, text = error["type"], error["input"]
         if not isinstance(text, str):
+            if numbers := _remedy_for_number(error):
+                return numbers
             continue
         if value := correct_value(text, kind.removesuffix("_type")):
             return f"write {value}, without quotes"
@@ -111,6 +114,21 @@ def _remedy(errors: Sequence[ErrorDetails]) -> str | None:
             word = nearest(text, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
             return f"did you mean {word!r}?" if word else None
     return None
+
+
+def _remedy_for_number(error: ErrorDetails) -> str | None:
+    """Return what to write in place of a number, None where that is not known."""
+    value, limits = error["input"], error.get("ctx", {})
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    is_share = 1 in (limits.get("le"), limits.get("lt"))
+    if is_share and 1 < value <= 100:
+        return f"write {value / 100:g} for {value:g} %: shares are numbers up to 1"
+    if error["type"] != "int_type":
+        return None
+    if error["loc"][-1] == "epochs" and 0 < value < 1:
+        return "for less than one pass leave epochs out, and set steps: mini-batches in a round"
+    return f"write {math.ceil(value)}" if 0 < value < 1e9 else None
 
 
 def correct_value(text: str, wanted: str) -> str | None:
@@ -124,12 +142,17 @@ def correct_value(text: str, wanted: str) -> str | None:
 
     >>> correct_value("True", "bool"), correct_value("0,1", "float"), correct_value("fast", "float")
     ('true', '0.1', None)
+    >>> correct_value("12,5 %", "float")
+    '0.125'
     """
     text = text.strip()
     if wanted == "bool":
         small = text.lower()
         is_true, is_false = small in ("true", "yes", "on"), small in ("false", "no", "off")
         return "true" if is_true else "false" if is_false else None
+    if wanted == "float" and (percent := re.fullmatch(r"([\d.,]+)\s*%", text)):
+        share = correct_value(percent[1], "float")
+        return None if share is None else f"{float(share) / 100:g}"
     plain = re.sub(r"^([-+]?\d+),(\d+)$", r"\1.\2", text)
     try:
         number = float(plain) if wanted == "float" else int(plain) if wanted == "int" else math.nan

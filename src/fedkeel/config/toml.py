@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     Raises:
         ConfigError: the file cannot be read, is not TOML, or holds a setting that cannot be used.
     """
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     try:
         text = path.read_text(encoding="utf-8-sig")  # with a byte order mark or without
     except FileNotFoundError:

@@ -184,6 +184,8 @@ class Dataset:
                     f"{what} holds a label that is not known.",
                     got=repr(name),
                     expected=f"one of {', '.join(map(repr, names[:8]))}",
+                    do="leave out examples with this label, or name it among those of the training "
+                    "set, label_names=",
                 )
         return replace(self, y=place[y], classes=len(names), label_names=names)
 

@@ -203,7 +203,10 @@ def as_targets(ys: NDArray[Any], name: str, classes: int | None) -> tuple[Tensor
             f"{name}: a label is out of range.",
             got=f"label {value} in row {row} (counted from 0)",
             expected=f"labels 0..{known - 1}",
-            do="number the classes from 0; for quantities say classes=0"
+            do="leave out examples whose label is not known, -1 (of a test split that hides its "
+            "labels take another split); for quantities say classes=0"
+            if ys.ndim == 1 and value == -1
+            else "number the classes from 0; for quantities say classes=0"
             if ys.ndim == 1 or value >= 0
             else f"where nothing counts or a label is not known say {IGNORED_TARGET}: "
             f"numpy.where(y == {value}, {IGNORED_TARGET}, y); for quantities say classes=0",

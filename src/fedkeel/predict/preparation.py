@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from fedkeel.data.user_arrays import as_tokens
 from fedkeel.data.values import Values, only_tensor, shape_of
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.records import run_record
+from fedkeel.records.files import expanded
 from fedkeel.records.run_record import DataRecord
 
 Examples = Any
@@ -157,7 +157,7 @@ class Preparation:
             rows = read_new_rows(value, name, self.schema)
             return NewInputs(rows.x, rows.others, rows.warnings)
         if isinstance(value, (str, os.PathLike)):
-            path = Path(value).expanduser()
+            path = expanded(value)
             if path.suffix.lower() == ".npz":
                 return NewInputs(self._as_images(read_inputs(path), name))
             files, x = read_new_images(path, self._image_shape(name))

@@ -20,7 +20,7 @@ from fedkeel.predict.answers import Predictions, answer
 from fedkeel.predict.preparation import Preparation
 from fedkeel.records.baselines import LOCAL
 from fedkeel.records.client_models import client_file, no_single_model
-from fedkeel.records.files import file_digest
+from fedkeel.records.files import expanded, file_digest
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.run_record import RunRecord
 from fedkeel.task.losses import LOSSES, OF_QUANTITIES
@@ -118,7 +118,7 @@ class TrainedModel:
         """
         from fedkeel.predict.export import export  # torch.export takes seconds to import
 
-        return export(self, Path(path))
+        return export(self, expanded(path))
 
 
 def load(

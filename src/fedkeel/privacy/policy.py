@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from fedkeel.config.base import Settings
 from fedkeel.config.toml import build, parse
 from fedkeel.errors import ConfigError, FedkeelError
+from fedkeel.records.files import expanded
 
 
 class PolicyError(FedkeelError):
@@ -92,5 +93,5 @@ def read_policy(path: Path) -> Policy:
             do="check the path",
         ) from None
     policy = build(Policy, parse(text, str(path)), str(path))
-    ledger = path.absolute().parent / Path(policy.ledger).expanduser()
+    ledger = path.absolute().parent / expanded(policy.ledger)
     return policy.model_copy(update={"ledger": str(ledger)})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 from fedkeel.config import Privacy
 from fedkeel.errors import ConfigError
+from fedkeel.records.files import expanded
 
 SHORTEST = 16
 """Bytes of a key, at least."""
@@ -31,14 +31,14 @@ def server_seed(seed: int, privacy: Privacy | None) -> int:
 def key_digest(privacy: Privacy | None) -> str:
     """Return a digest by which a key is recognised; "" without one, and where it is not here."""
     file = None if privacy is None else privacy.key_file
-    if file is None or not Path(file).expanduser().is_file():
+    if file is None or not expanded(file).is_file():
         return ""
     return hashlib.blake2b(b"which key", key=_key(file), digest_size=8).hexdigest()
 
 
 def _key(file: str) -> bytes:
     try:
-        key = Path(file).expanduser().read_bytes()
+        key = expanded(file).read_bytes()
     except OSError as error:
         raise ConfigError(
             "The file of the privacy key cannot be read.",

@@ -49,6 +49,7 @@ from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint,
 from fedkeel.records.client_models import CLIENT_MODELS
 from fedkeel.records.files import (
     Arrays,
+    expanded,
     file_digest,
     is_intact,
     parse_json,
@@ -91,7 +92,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = expanded(path)
         self._rows = RowFile(self.path / ROWS)
         self._lock: FolderLock | None = None
 

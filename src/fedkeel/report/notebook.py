@@ -10,7 +10,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from fedkeel.errors import RunError, did_you_mean
-from fedkeel.records.files import write_text
+from fedkeel.records.files import expanded, write_text
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
 from fedkeel.report.columns import ResultRow
@@ -113,8 +113,9 @@ class Page:
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file."""
-        write_text(Path(path), self.html)
-        return Path(path)
+        file = expanded(path)
+        write_text(file, self.html)
+        return file
 
     def __repr__(self) -> str:
         return f"<report page of {len(self.html):,} characters; save(path) writes it>"

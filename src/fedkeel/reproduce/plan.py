@@ -14,6 +14,7 @@ from fedkeel import config
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
+from fedkeel.records.files import expanded
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.table import Column, Row, Table, merge_settings
 from fedkeel.source_digest import file_digest
@@ -162,7 +163,7 @@ def _cells(table: Table, request: TableRequest) -> list[tuple[Row, Column]]:
 def _is_here(name: str) -> bool:
     """Return whether a known data set or a file is on this machine."""
     if name not in SOURCES:
-        return Path(name).expanduser().exists()
+        return expanded(name).exists()
     return SOURCES[name].layout == "embedded" or locate(SOURCES[name]) is not None
 
 
@@ -202,7 +203,7 @@ def _user_file_digests(experiment: config.Experiment) -> dict[str, str]:
     if experiment.data.test is not None:  # always a path, also with the name of a known set
         names.append(experiment.data.test)
     for name in names:
-        path = Path(name).expanduser()
+        path = expanded(name)
         digests[name] = _digest_of_files(sorted(path.rglob("*")) if path.is_dir() else [path])
     for module in re.findall(r"([\w.]+):\w", f"{experiment.model.name} {experiment.method}"):
         digests[module] = _digest_of_files([Path(*module.split(".")).with_suffix(".py")])

@@ -68,6 +68,7 @@ from fedkeel.task.losses import (
 from fedkeel.task.models import make
 from fedkeel.task.models.lora import AdaptedBuilder
 from fedkeel.task.network import Network
+from fedkeel.task.output_check import check_tokens
 from fedkeel.task.parameter_names import blocks
 from fedkeel.task.target_check import check_targets
 from fedkeel.task.task import Task
@@ -351,6 +352,7 @@ def _check_test_targets(network: Network, train: Dataset, test: Dataset) -> None
             do="change the last layer, or check the test labels",
         )
     check_targets(network, test, "The test set")
+    check_tokens(network, test, "The test set")
 
 
 def _check_targets_of_score(settings: config.Run, score: MetricInfo) -> None:

@@ -13,7 +13,6 @@ from fedkeel.config.base import Kinds
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.identifiers import is_number
-from fedkeel.data.values import rows_of
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
@@ -31,6 +30,7 @@ from fedkeel.runner.defence_warnings import defence_warnings
 from fedkeel.runner.noise_forecast import loud_noise
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.runner.split_warnings import is_from_catalogue, split_warnings
+from fedkeel.runner.task_warnings import task_warnings
 from fedkeel.task.losses import OF_QUANTITIES, is_plain_cross_entropy, loss_name
 from fedkeel.tree import nbytes, walk
 
@@ -68,7 +68,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *_names_that_nearly_agree(federation),
         _judged_on_training_examples(prepared),
         _unscaled_columns(data) or _swapped_series_axes(data),
-        _softmax_before_loss(prepared),
+        *task_warnings(prepared),
         _generator_that_is_set(prepared),
         _step_that_does_not_repeat(prepared),
         _batches_of_two(prepared),
@@ -365,23 +365,6 @@ def _swapped_series_axes(data: Dataset) -> str:
         f"standardising took inputs {list(data.shape)} for series of {first} channels and "
         f"{counted(second, 'step')}: of series [steps, channels] swap the axes, x.swapaxes(1, 2), "
         "and again in the model"
-    )
-
-
-def _softmax_before_loss(prepared: Prepared) -> str:
-    """Return a warning where the module ends in a softmax, and its loss takes another."""
-    network = prepared.setup.training.network
-    if not network.uses_cross_entropy:
-        return ""
-    with torch.no_grad():
-        inputs = rows_of(prepared.setup.test.x, slice(8))
-        outputs = network.test_logits(network.params, network.buffers, inputs)
-    sums = outputs.sum(dim=1)
-    if outputs.shape[1] < 2 or outputs.min() < 0 or ((sums - 1).abs() > 1e-3).any():
-        return ""
-    return (
-        "the model returns probabilities, and cross-entropy takes scores: the softmax is then "
-        "taken twice and training is slow, so remove it from the model"
     )
 
 

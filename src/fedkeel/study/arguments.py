@@ -12,6 +12,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.read.user_data import Examples, is_examples, like
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
+from fedkeel.records.files import expanded
 from fedkeel.runner.callbacks import Callback
 from fedkeel.task.task import Task
 
@@ -144,5 +145,5 @@ def _described(value: object) -> str:
 def checked_folder(out: str | Path | None) -> Path | None:
     """Return the folder, or refuse what is no path (ConfigError)."""
     if out is None or isinstance(out, (str, Path)):
-        return None if out is None else Path(out)
+        return None if out is None else expanded(out)
     raise ConfigError("'out' is no folder.", got=_described(out), expected="a path, or None")

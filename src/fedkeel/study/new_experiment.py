@@ -19,6 +19,7 @@ from fedkeel.data.read.survey import TableSurvey, survey_tables
 from fedkeel.data.read.tables import TABLE_SUFFIXES
 from fedkeel.data.values import only_tensor
 from fedkeel.errors import ConfigError, RunError, counted
+from fedkeel.records.files import expanded
 from fedkeel.runner.prepare import ingredients, prepare
 from fedkeel.study.new_model import IMAGE, LABELS, QUANTITY
 
@@ -88,7 +89,7 @@ def new_experiment(
     is_table = all(source.lower().endswith(TABLE_SUFFIXES) for source in sources)
     survey = None
     if is_table:
-        paths = [Path(source).expanduser() for source in sources]
+        paths = [expanded(source) for source in sources]
         survey = survey_tables(paths, label, client, drop)
     values = _data(sources, label, client, drop, survey)
     train, test = load_any(build(Data, values, "data"))

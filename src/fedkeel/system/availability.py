@@ -16,6 +16,7 @@ import numpy as np
 from fedkeel.config import System
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import DataError
+from fedkeel.records.files import expanded
 from fedkeel.rng import generator
 from fedkeel.system.devices import number, read_csv
 
@@ -145,7 +146,7 @@ def make_availability(settings: System, clients: int, seed: int) -> Availability
     if settings.availability == "sessions":
         return Sessions(settings.hours_on * HOUR, settings.hours_off * HOUR, seed)
     if settings.trace is not None:
-        return read_trace(Path(settings.trace), clients)
+        return read_trace(expanded(settings.trace), clients)
     return Always()
 
 

@@ -14,6 +14,7 @@ from fedkeel.config import System
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import ConfigError, DataError
+from fedkeel.records.files import expanded
 from fedkeel.rng import generator, generators
 
 MEGABIT = 1e6 / 8
@@ -57,7 +58,7 @@ def make_devices(settings: System, clients: int, seed: int) -> Devices:
     factor = np.exp(settings.mbit_sigma * generator(seed, "bandwidth").standard_normal(clients))
     columns = {"speed": speed, "mbit_down": down * factor, "mbit_up": up * factor}
     if settings.devices is not None:
-        _read(Path(settings.devices), columns)
+        _read(expanded(settings.devices), columns)
     return Devices(speed, columns["mbit_down"] * MEGABIT, columns["mbit_up"] * MEGABIT)
 
 
@@ -135,6 +136,7 @@ def files_digest(settings: System) -> dict[str, str]:
     for name in ("devices", "trace"):
         file = getattr(settings, name)
         if file is not None:
-            data = Path(file).read_bytes() if Path(file).is_file() else b""
+            path = expanded(file)
+            data = path.read_bytes() if path.is_file() else b""
             digests[name] = hashlib.blake2b(data, digest_size=8).hexdigest() if data else ""
     return digests

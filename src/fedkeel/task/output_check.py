@@ -9,7 +9,7 @@ from torch import Tensor
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.user_arrays import remedy_for_labels
 from fedkeel.data.values import Values, count_of, joined, rows_of, shape_text, tensors_of
-from fedkeel.errors import ModelError, counted, first_line
+from fedkeel.errors import DataError, ModelError, counted, first_line
 from fedkeel.task.losses import OF_QUANTITIES, cross_entropy
 from fedkeel.task.network import Network
 from fedkeel.task.outputs import Outputs, describe_output, map_output, scores_of, tensors_in
@@ -94,6 +94,40 @@ def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outpu
             or "give the last layer one output for each class, or check the labels",
         )
     return output
+
+
+def check_tokens(network: Network, data: Dataset, what: str) -> None:
+    """Refuse whole numbers among the inputs that the module has no row of a table for.
+
+    Each input is tried on the example that has its largest number. On a GPU such a number ends the
+    whole process, and in a test set it would be seen only after the first round.
+
+    Args:
+        network: the model.
+        data: a data set.
+        what: what to call it in messages.
+
+    Raises:
+        DataError: the module fails on one of these examples, and not on the first one.
+    """
+    inputs = data.x if isinstance(data.x, dict) else {"": data.x}
+    for name, tensor in inputs.items():
+        if tensor.is_floating_point() or not tensor.numel() or tensor.stride(0) == 0:
+            continue
+        row = int(tensor.reshape(len(tensor), -1).amax(dim=1).argmax())
+        largest = int(tensor[row].max())
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                network.test_output(network.params, network.buffers, rows_of(data.x, [row, row]))
+        except Exception as error:  # a user's module may raise anything
+            raise DataError(
+                f"{what}: the model cannot take an input.",
+                got=f"{name or 'input'}: the number {largest} in row {row} (counted from 0): "
+                + one_line(error),
+                why="a table such as nn.Embedding(n, ...) has rows for the numbers 0..n-1",
+                do="make the table as large as the largest number of the training and the test set "
+                "plus 1, or write the number that stands for unknown tokens there",
+            ) from error
 
 
 def _expected_output(needs_scores: bool, x: Values, data: Dataset) -> str:

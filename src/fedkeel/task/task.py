@@ -33,7 +33,7 @@ from fedkeel.task.metrics.metric_set import MetricSet, make_metric_set
 from fedkeel.task.metrics.pictures import picture_metrics
 from fedkeel.task.metrics.registry import MetricLike
 from fedkeel.task.network import Network, with_same_frozen
-from fedkeel.task.output_check import check_loss, check_output
+from fedkeel.task.output_check import check_loss, check_output, check_tokens
 from fedkeel.task.outputs import scores_of
 from fedkeel.task.parameter_names import module_names
 from fedkeel.task.target_check import check_targets
@@ -145,6 +145,7 @@ class Task:
         scores = scores_of(output)
         network.scores_shape = tuple(scores.shape[1:])
         check_targets(network, data, "The training set")
+        check_tokens(network, data, "The training set")
         changed = find_changed_attribute(
             lambda: check_loss(network, output, pair.y), make_loss(self.loss)
         )

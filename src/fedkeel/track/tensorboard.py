@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard import summary as events
 
+from fedkeel.records.files import expanded
 from fedkeel.track.base import FileKind, Numbers, OpenRun, TrackedRun
 
 
@@ -28,7 +29,7 @@ def _folder(run: TrackedRun) -> Path:
     if run.track.tensorboard_folder is None and run.folder is not None:
         return (run.folder / "tensorboard").resolve()
     parts = [run.group, run.name if run.kind == "run" else ""]
-    folder = Path(run.track.tensorboard_folder or "tensorboard").resolve()
+    folder = expanded(run.track.tensorboard_folder or "tensorboard").resolve()
     folder = folder.joinpath(*(re.sub(r"[^\w.=-]+", "-", part).strip("-.") for part in parts))
     if not folder.exists():
         return folder

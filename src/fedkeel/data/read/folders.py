@@ -43,6 +43,22 @@ def beside_halves(folder: Path) -> tuple[str, ...]:
     return tuple(path.name for path in others if path.is_dir() and _has_images(path))
 
 
+def tables_in(folder: Path) -> tuple[str, ...]:
+    """Return the tables in a folder of images and in the folders of its classes, none of them read.
+
+    They are named by their path below the folder.
+    """
+    below = [folder, *(path for path in _entries(folder) if path.is_dir())]
+    below += [path for parent in below[1:] for path in _entries(parent) if path.is_dir()]
+    files = (path for parent in below for path in _entries(parent))
+    return tuple(
+        path.relative_to(folder).as_posix() for path in files if path.suffix.lower() in _TABLES
+    )
+
+
+_TABLES = (".csv", ".json", ".jsonl", ".parquet", ".tsv", ".xls", ".xlsx")
+
+
 def read_folder(
     folder: Path, shape: tuple[int, int, int] | None, label_names: tuple[str, ...] | None = None
 ) -> RawExamples:

@@ -161,6 +161,8 @@ def train_and_test(splits: Mapping[str, Any], columns: Columns) -> tuple[Dataset
     if "test" not in splits:
         return train, None
     test = read_split(splits["test"], columns, "test", train)
+    if train.label_names:  # of which the test split may know some only
+        test = test.with_label_names(train.label_names, "The split 'test'")
     classes = max(train.classes, test.classes)
     return replace(train, classes=classes), replace(test, classes=classes)
 

@@ -17,7 +17,12 @@ from fedkeel.config import Data
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.read.arrays import read_arrays
 from fedkeel.data.read.catalogue import SOURCES
-from fedkeel.data.read.folders import beside_halves, read_folder, train_and_test_folders
+from fedkeel.data.read.folders import (
+    beside_halves,
+    read_folder,
+    tables_in,
+    train_and_test_folders,
+)
 from fedkeel.data.read.identifiers import check_written_alike
 from fedkeel.data.read.inputs import make_inputs
 from fedkeel.data.read.join import (
@@ -33,6 +38,7 @@ from fedkeel.data.read.raw_examples import RawExamples, train_and_test_rows
 from fedkeel.data.read.sources import read_known_set
 from fedkeel.data.read.tables import TABLE_SUFFIXES, TableFormat, read_table
 from fedkeel.errors import DataError, counted, did_you_mean
+from fedkeel.records.files import expanded
 from fedkeel.rng import generator
 
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
@@ -201,7 +207,7 @@ def _read(
     if text in SOURCES:
         _check_labels_are_wanted(text, settings)
         return Source(text, True, *read_known_set(text, settings.test_fraction, cache))
-    path = Path(text).expanduser()
+    path = expanded(text)
     check_path(path, text)
     if path.is_dir():
         _check_labels_are_wanted(text, settings)
@@ -224,6 +230,13 @@ def _read(
             f"{text}/{other} is left out: only train and test are read"
             for other in beside_halves(path)
         )
+    for folder in (path, None if settings.test is None else expanded(settings.test)):
+        if folder is not None and folder.is_dir() and (tables := tables_in(folder)):
+            warnings += (
+                f"{folder}: {', '.join(tables[:3])}{', ...' if len(tables) > 3 else ''} "
+                f"{'is' if len(tables) == 1 else 'are'} not read: the label of an image is the "
+                "name of its folder",
+            )
     if is_one_of_many and len(settings.sources) == 1:  # nobody here sees the other nodes' columns
         warnings += tuple(
             f"{text} has no column {name!r} to leave out (data.drop)"
@@ -338,7 +351,7 @@ def read_path(
     Raises:
         DataError: it cannot be read.
     """
-    path = path.expanduser()
+    path = expanded(path)
     check_path(path, str(path))
     if path.is_dir():
         if group is not None:
@@ -353,7 +366,7 @@ def _read_own(
     """Read a user's file or folder, and its test data where there are any."""
     test_path = None
     if settings.test is not None:
-        test_path = Path(settings.test).expanduser()
+        test_path = expanded(settings.test)
         check_path(test_path, settings.test)
         if test_path.resolve() == path.resolve():
             raise DataError(

@@ -20,6 +20,7 @@ from fedkeel.data.read.table_columns import as_categories, as_numbers
 from fedkeel.data.read.tables import PANDAS_INDEX, TABLE_SUFFIXES, read_columns
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.errors import DataError
+from fedkeel.records.files import expanded
 
 _Column = Any  # pyarrow has no types
 
@@ -107,7 +108,7 @@ def _columns(value: object, name: str, schema: TableSchema) -> Mapping[str, _Col
             raise DataError(f"{name} has no rows.")
         pairs = zip(table.column_names, table.columns, strict=True)
         return {key: column for key, column in pairs if not PANDAS_INDEX.fullmatch(key)}
-    path = Path(value).expanduser()
+    path = expanded(value)
     check_path(path, str(path))
     numbers = {column.name for column in schema.columns if column.categories is None}
     return read_columns(path, [key for key in _names(path) if key not in numbers], ())

@@ -19,6 +19,7 @@ from fedkeel.data.read.catalogue import SOURCES, Layout, Source, find
 from fedkeel.data.read.formats import StoredFile
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.errors import DataError
+from fedkeel.records.files import expanded
 from fedkeel.rng import generator
 
 _Examples = tuple[NDArray[Any], Ints]
@@ -74,7 +75,7 @@ def cache_folder(cache: Path | None = None) -> Path:
     if cache is not None:
         return cache
     if folder := os.environ.get("FEDKEEL_CACHE"):
-        return Path(folder).expanduser()
+        return expanded(folder)
     parent = os.environ.get("XDG_CACHE_HOME")
     return (Path(parent) if parent else Path.home() / ".cache") / "fedkeel"
 
@@ -82,7 +83,7 @@ def cache_folder(cache: Path | None = None) -> Path:
 def search_folders(cache: Path | None = None) -> list[Path]:
     """Return the folders that known sets are looked for in: FEDKEEL_DATA, then the cache."""
     folder = os.environ.get("FEDKEEL_DATA")
-    return [*([Path(folder).expanduser()] if folder else []), cache_folder(cache)]
+    return [*([expanded(folder)] if folder else []), cache_folder(cache)]
 
 
 def locate(source: Source, cache: Path | None = None) -> Located | None:

@@ -152,7 +152,8 @@ def _holds_text(where: Path | str, name: str, column: _Column) -> DataError:
         f"{where}: column {name!r} holds text.",
         got=f"{text[:40]!r} in row {row} (counted from 0)",
         expected="numbers in every column but those of labels, clients and categories",
-        do=_without_commas(text.strip())
+        do=_without_percent(text.strip())
+        or _without_commas(text.strip())
         or f'set categories = ["{name}"] in [data], or name the column in data.drop, data.label '
         "or data.client",
     )
@@ -197,6 +198,14 @@ def check_type(where: Path | str, name: str, kind: _Column) -> None:
         expected="numbers in every column but those of labels and clients",
         do="write it as numbers, such as days or years, or name it in data.drop",
     )
+
+
+def _without_percent(text: str) -> str | None:
+    """Return what to do about a number with a percent sign, None of anything else."""
+    found = re.fullmatch(r"([-+]?\d+(?:[.,]\d+)?)\s*%", text)
+    if found is None:
+        return None
+    return f"take the sign of percent away in the file: {found[1].replace(',', '.')}"
 
 
 def _without_commas(text: str) -> str:

@@ -22,6 +22,7 @@ from fedkeel.flower.export import export
 from fedkeel.flower.local.processes import Federation, quoted
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import OUTCOME, Outcome
+from fedkeel.records.files import expanded
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
@@ -60,7 +61,7 @@ def shared_configs(nodes: int) -> list[str]:
 
 def data_configs(sources: Sequence[str]) -> list[str]:
     """Return the configuration of nodes with data of their own: paths, or import paths."""
-    texts = [source if ":" in source else str(Path(source).absolute()) for source in sources]
+    texts = [source if ":" in source else str(expanded(source).absolute()) for source in sources]
     configs = shared_configs(len(sources))
     return [f"{config} data={quoted(text)}" for config, text in zip(configs, texts, strict=True)]
 

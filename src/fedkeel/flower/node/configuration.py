@@ -18,6 +18,7 @@ from fedkeel.flower.node.signing import read_signing
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.privacy.kept_noise import noise_kept_in
 from fedkeel.privacy.policy import Policy, read_policy
+from fedkeel.records.files import expanded
 from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.prepare import gather, prepare
 
@@ -85,7 +86,7 @@ def _file(config: Mapping[str, object], name: str) -> Path | None:
     """Return the file that a key of the configuration names, None where it does not."""
     if name not in config:
         return None
-    file = Path(str(config[name])).expanduser()
+    file = expanded(str(config[name]))
     if not file.is_absolute():
         raise ConfigError(
             f"The node's configuration needs the whole path of {name!r}.",
@@ -97,7 +98,7 @@ def _file(config: Mapping[str, object], name: str) -> Path | None:
 
 def state_folder(config: Mapping[str, object]) -> Path:
     """Return the node's folder, which holds its clients' state and its log."""
-    return Path(str(config.get("state") or STATE)).expanduser()
+    return expanded(str(config.get("state") or STATE))
 
 
 def _refuse_misspelled(config: Mapping[str, object]) -> None:
