@@ -64,14 +64,12 @@ COMMANDS = {
     "compare": ["compare", "toy.toml", "--methods", "fedavg, scaffold", "--out", "both", "-q"],
 }
 
-
-def numbers_of(folder: Path) -> str:
-    """Return what a reader of the runs is told: the last scores of every run."""
-    found = []
-    for file in sorted(folder.rglob("rounds.jsonl")):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        found.append([row.get("test") for row in rows])
-    return json.dumps(found)
+PLACES = {way: words[1] for way, words in COMMANDS.items()} | {
+    "resume": "half",
+    "again": "whole",
+    "compare": "both",
+}
+"""The folder that a command reads."""
 
 
 def one(number: int, seed: int, source: Path, marker: Path) -> Ended:
@@ -84,8 +82,7 @@ def one(number: int, seed: int, source: Path, marker: Path) -> Ended:
         (folder / "new.csv").write_text("a,b,c,d,e,f\n1,2,3,4,5,6\n")
         way = draw.choice(list(COMMANDS))
         words = COMMANDS[way]
-        place = folder / {"report": "whole", "predict": "whole", "export": "whole", "again": "whole",
-                          "resume": "half", "both": "both", "compare": "both"}[way]  # fmt: skip
+        place = folder / PLACES[way]
         files = sorted(p for p in place.rglob("*") if p.is_file() and p.suffix != ".html")
         file = draw.choice(files)
         said = f"{' '.join(words[:2])}: {file.relative_to(folder)}: {spoil(file, marker, draw)}"
@@ -143,8 +140,8 @@ def spoil(file: Path, marker: Path, draw: random.Random) -> str:
     if file.suffix == ".toml":
         values = tomllib.loads(data.decode())
         if draw.random() < 0.5:
-            values["model"] = {"name": draw.choice(["os:system", "own:system", "subprocess:getoutput"]),
-                               "args": {"command": f"touch {marker}"}}  # fmt: skip
+            name = draw.choice(["os:system", "own:system", "subprocess:getoutput"])
+            values["model"] = {"name": name, "args": {"command": f"touch {marker}"}}
             said = f"model.name = {values['model']['name']}"
         else:
             said = damage(values, draw)

@@ -153,7 +153,7 @@ def other_records(
     return RecordDict({}), "an empty message"
 
 
-def other_arrays(record: Any, draw: random.Random) -> tuple[ArrayRecord, str]:  # noqa: ANN401
+def other_arrays(record: Any, draw: random.Random) -> tuple[ArrayRecord, str]:
     """Change the numbers or the form of tensors."""
     try:
         arrays = {key: array.numpy().copy() for key, array in record.items()}

@@ -1,4 +1,4 @@
-"""Settings of a stranger: in an experiment file, on the command line, and as a server sends them."""
+"""Settings of a stranger, in an experiment file and as a server sends them to a node."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ class Net(nn.Module):
 
 NAMES_OF_CODE = (
     "os:system", "subprocess:run", "subprocess:check_output", "subprocess:Popen", "builtins:exec",
-    "builtins:eval", "builtins:__import__", "posix:system", "pty:spawn", "shutil:copy", "own:system",
-    "own:run", "own:handy", "own:os", "own:subprocess", "own:torch", "pathlib:Path", "timeit:timeit",
+    "builtins:eval", "builtins:__import__", "posix:system", "pty:spawn", "shutil:copy",
+    "own:system", "own:run", "own:handy", "own:os", "own:subprocess", "own:torch", "pathlib:Path",
+    "timeit:timeit",
     "code:InteractiveInterpreter", "runpy:run_path", "importlib:import_module", "torch:load",
     "torch.hub:load", "torch.utils.collect_env:run", "numpy:load", "fedkeel.cli:main", "pdb:run",
     "commands:call", "commands:shell", "cProfile:run", "own:Net.__init__", "own.Net:forward",
@@ -93,10 +94,15 @@ NAMES_OF_CODE = (
 )  # fmt: skip
 
 CODE_KEYS = (
-    "model.name", "task.loss", "task.metrics", "task.score", "data.augment", "method", "task.metric",
-    "local.optimiser", "data.source", "data.train", "plugins", "callbacks", "track.kind", "model.weights",
-    "data.prepare", "diagnose.kinds", "partition.kind", "privacy.key_file", "system.trace", "data.name",
+    "model.name", "task.loss", "task.metrics", "task.score", "data.augment", "method",
+    "task.metric",
+    "local.optimiser", "data.source", "data.train", "plugins", "callbacks", "track.kind",
+    "model.weights",
+    "data.prepare", "diagnose.kinds", "partition.kind", "privacy.key_file",
+    "system.trace", "data.name",
 )  # fmt: skip
+
+METHODS = ("scaffold", "fedgc", "dpclient(norm=1.0, sigma=1.0)", "trimmed_mean", "fedper", "local")
 
 
 def write_data(folder: Path) -> None:
@@ -126,7 +132,7 @@ def fields() -> tuple[str, ...]:
     return tuple(sorted(set(below(config.Experiment, ""))))
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:  # noqa: ANN401
+def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation] if issubclass(annotation, BaseModel) else []
     return [one for part in typing.get_args(annotation) for one in _models(part)]
@@ -150,7 +156,7 @@ def base(draw: random.Random) -> dict[str, Any]:
     return document
 
 
-def put(document: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401
+def put(document: dict[str, Any], key: str, value: Any) -> None:
     """Set a value by its dotted name."""
     *tables, last = key.split(".")
     for table in tables:
@@ -185,7 +191,7 @@ def strange(document: dict[str, Any], marker: Path, draw: random.Random) -> str:
     return damage(document, draw)
 
 
-def writable(value: Any) -> Any:  # noqa: ANN401
+def writable(value: Any) -> Any:
     """Return a document as TOML can hold it."""
     if isinstance(value, dict):
         return {str(k): writable(v) for k, v in value.items() if v is not None}
@@ -262,7 +268,7 @@ def flat(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, value
 
 
-def as_word(value: Any) -> str:  # noqa: ANN401
+def as_word(value: Any) -> str:
     """Return a value as it is written on the command line."""
     return tomli_w.dumps({"v": value}).removeprefix("v = ").strip().replace("\n", "")
 

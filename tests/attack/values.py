@@ -17,7 +17,7 @@ OTHERS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:  # noqa: ANN401
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every value inside a document of mappings and lists."""
     found = [path] if path else []
     if isinstance(document, dict):
@@ -29,14 +29,14 @@ def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: 
     return found
 
 
-def value_at(document: Any, path: tuple[Any, ...]) -> Any:  # noqa: ANN401
+def value_at(document: Any, path: tuple[Any, ...]) -> Any:
     """Return the value at a place."""
     for step in path:
         document = document[step]
     return document
 
 
-def damage(document: Any, draw: random.Random) -> str:  # noqa: ANN401
+def damage(document: Any, draw: random.Random) -> str:
     """Change one place of a document; return what was done in words."""
     found = places(document)
     if not found:
