@@ -257,7 +257,7 @@ def own_labels() -> tuple[Any, Any]:
     "method", ["local", "centralised", "fedavg", "knnper", "finetune", "ditto", "fedper"]
 )
 def test_pictures_are_of_the_models_that_the_table_is_of(
-    tmp_path: Path, method: str, judge: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, judge: Any
 ) -> None:
     y, y_test = own_labels()
     for seed in (0, 1):
@@ -288,7 +288,11 @@ def test_pictures_are_of_the_models_that_the_table_is_of(
     description = prediction_charts(methods)["roc"].description
     assert f"AUROC {100 * np.mean(areas):.1f} %" in description
     is_own = judge == "personal" or method in ("local", "fedper")
-    assert ("each client's own model" in description) == is_own
+    assert ("each client's own" in description) == is_own
+    monkeypatch.setattr(page, "get_plotlyjs", lambda: "")
+    html = render_report(methods)
+    assert ("Counts of the test set." in html) == (not is_own)
+    assert "ROC curves are means over seeds" in html
 
 
 # ---- nodes with data of their own ---------------------------------------------------------------

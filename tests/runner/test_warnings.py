@@ -256,6 +256,19 @@ def test_test_examples_that_are_trained_on() -> None:
     assert of_rows(x, y, (x[:20], (y[:20] + 1) % 3)) == []  # other labels: other examples
 
 
+def test_rows_that_a_hold_out_has_taken_out_are_not_trained_on() -> None:
+    """The doctor's test set is what clients hold out: none of its rows is trained on."""
+    data = fk.dataset(normal(60), np.arange(60) % 3)
+    clients = fk.federation(data, np.array_split(np.arange(60), 2)).hold_out(0.25, seed=0)
+    assert clients.holdout_rows is not None
+    for test, count in ((clients.holdout_rows, 0), (clients.rows[:20], 1)):
+        ready = prepared(
+            model=nn.Linear(5, 3), clients=clients, test=data.take(np.sort(test)), per_round=2
+        )
+        told = [text for text in find_warnings(ready) if "are among those" in text]
+        assert len(told) == count
+
+
 def test_names_that_differ_in_case_alone() -> None:
     x, y = normal(60), np.arange(60) % 3
     test = normal(20, 1), y[:20]

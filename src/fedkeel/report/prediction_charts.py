@@ -25,7 +25,7 @@ from fedkeel.report.chart_style import (
     evenly_spaced,
     rounded,
 )
-from fedkeel.report.formatting import format_number, format_percent
+from fedkeel.report.formatting import format_number, format_percent, quoted
 from fedkeel.report.runs import MethodResults, RunResults
 
 MAX_NUMBERED_CLASSES = 12
@@ -61,10 +61,22 @@ def _total(method: MethodResults, name: Literal["confusion", "quantities"]) -> _
 def whose(method: MethodResults) -> str:
     """Return whose answers are shown, in words, "" for the global model's on the test set."""
     if method.record.judges == "personal":
-        return " (each client's own model, on its own examples)"
+        return " (on each client's own examples)"
     if method.record.method == LOCAL:
         return " (each client's own model, on the test set)"
     return ""
+
+
+def whose_predictions(methods: Sequence[MethodResults]) -> str:
+    """Return a sentence on the models and the examples that the counts are of."""
+    texts = [
+        "the test set" if not (text := whose(method)) else f"{quoted(method.label)}{text}"
+        for method in methods
+        if _pictures(method)
+    ]
+    if all(method.record.judges == "personal" for method in methods):
+        return "Counts of each client's own examples, by the model that the client is judged by."
+    return f"Counts of {', '.join(dict.fromkeys(texts))}."
 
 
 # ---- classes ------------------------------------------------------------------------------------
