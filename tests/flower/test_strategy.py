@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy.multikrum import select_multikrum
 
 from fedkeel.errors import CompositionError, RunError
 from fedkeel.flower.local.processes import NAME, Federation
@@ -99,6 +100,21 @@ def test_momentum_goes_on() -> None:
         mean = sum(COUNTS[n] / total * told[n][name] for n in COUNTS)
         gone = (1 + 1.5 + 1.75) * mean
         assert np.allclose(last[name], start.numpy() + gone, rtol=0, atol=1e-12)
+
+
+def test_multi_krum_counts_those_equally_that_flower_chooses_too() -> None:
+    """Flower's own strategy then takes their mean by examples."""
+    told, start = moves(), toy_network().params
+    models = [
+        ArrayRecord({k: v + torch.from_numpy(told[n][k]) for k, v in start.items()}) for n in COUNTS
+    ]
+    contents = [RecordDict({"arrays": model}) for model in models]
+    chosen = [contents.index(c) for c in select_multikrum(contents, 0, 2)]
+    assert len(set(chosen)) == 2
+    last = played("multikrum(beta=0.0, keep=2)", told, rounds=1).last
+    for name, value in start.items():
+        mean = np.mean([told[list(COUNTS)[i]][name] for i in chosen], axis=0)
+        assert np.allclose(last[name], value.numpy() + mean, rtol=0, atol=1e-12)
 
 
 def test_a_round_without_usable_replies_counts() -> None:

@@ -35,7 +35,9 @@ class FedInit(LocalStart, ClientState):
     Laws: beta = 0 is FedAvg. A client that takes part for the first time begins at the received
         model.
     Deviations: the authors' code averages how far clients have moved from where they began; here,
-        as in the paper's algorithm, it is where they end.
+        as in the paper's algorithm, it is where they end. There a client that has never taken part
+        has the initial model as its last one, and so begins beyond the received one at once; here
+        it begins at that, as all clients do in the paper, where all take part in the first round.
 
     Example:
         >>> import fedkeel

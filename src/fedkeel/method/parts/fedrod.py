@@ -44,7 +44,9 @@ class FedRoD(Criterion, LocalModel):
     Laws: with gamma = 0 the global model is FedAvg's, but for classes without examples.
     Deviations: the heads' parameters are added up, which for a linear head adds their scores. A
         personal head begins at the head that the client receives first, as in PFLlib. The paper's
-        hypernetwork is not there. Classes without examples are left out of the sum.
+        hypernetwork is not there. Classes without examples are left out of the sum. FL-bench's
+        public code makes one joint step, in which the personal head's loss trains the base too,
+        so its personal models are others.
 
     Example:
         >>> import fedkeel

@@ -126,7 +126,8 @@ class MultiKrum(Reduction):
     State: none.
     Cost: one Gram matrix of the K updates, and one pass over them.
     Laws: beta = 0 is the unweighted mean, bit for bit; keep = 1 is `krum`.
-    Deviations: as of `krum`. The paper leaves m open; K - f is that of ByzFL.
+    Deviations: as of `krum`. The paper leaves m open; K - f is that of ByzFL. Flower's strategy
+        chooses the same clients, then takes their mean by examples, and m is 1 where none is given.
 
     Example:
         >>> import fedkeel

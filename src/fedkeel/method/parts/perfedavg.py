@@ -47,7 +47,8 @@ class PerFedAvg(GradientRule, FineTuning):
     Laws: with alpha = 0 it is FedAvg on the second half of each mini-batch.
     Deviations: the paper draws D, D' and D'' independently. A mini-batch of too few examples for
         its parts uses the last one that has any for the others. The personal model of a client is
-        one step of the inner rate on all its training examples.
+        one step of the inner rate on all its training examples. PFLlib's public code takes one
+        rate for both steps, leaves a short last mini-batch out, and trains twice in each round.
 
     Example:
         >>> import fedkeel
