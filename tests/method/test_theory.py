@@ -24,7 +24,7 @@ from fedkeel.solve.projections import centralise
 from fedkeel.task.batch import Batch
 from fedkeel.task.network import Network
 from fedkeel.tree import Tree, group_names
-from harness import Federation
+from harness import Federation, toy_network
 from method.players import LOCAL, contrary, federation, gap, skewed
 
 # --- heterogeneous quadratics with unequal local work ----------------------------------------
@@ -419,3 +419,45 @@ def test_fedregs_privacy_gradient_has_nothing_of_the_meaning() -> None:
     size = float((tree.dot(plain, plain) * tree.dot(meaning, meaning)).sqrt())
     assert abs(float(tree.dot(found, meaning))) < 1e-12 * size
     assert abs(float(tree.dot(plain, meaning))) > 1e-3 * size
+
+
+# --- gradients of nothing --------------------------------------------------------------------
+
+NORMALISING = (
+    *("fedmuon(iterations=0)", "fedmuon", "fedadamw", "fedlada", "fedsam", "fedlesam", "fedsol"),
+    *(
+        "fedspeed",
+        "fedsmoo",
+        "fedgamma",
+        "mofedsam",
+        "fedgc",
+        "fedgh",
+        "gradma",
+        "fedreg",
+        "fedawa",
+    ),
+    *("clip", "normbound", "cclip", "geomedian", "nnm", "fedexp", "fedams", "fedadam", "moon"),
+    *("feddecorr", "feduv", "topk", "quantise"),
+)
+"""Methods that divide by a length, a deviation or a root, or take directions of a matrix."""
+
+
+@pytest.mark.slow
+def test_layers_without_a_gradient_stay_where_they_are() -> None:
+    """Their units are dead; then, with a sure answer, the whole gradient is denormal."""
+    for method in NORMALISING:
+        for sure in (0.0, 710.0):
+            network, data = toy_network(), skewed()[:3]
+            network.params["fc1.bias"] -= 100.0
+            network.params["fc2.bias"][0] += sure
+            if sure:
+                data = [(x, np.zeros_like(y)) for x, y in data]
+            batches = [np.arange(4), np.arange(3, 6)]
+            played = federation(method, data, network=network, batches=lambda k, _, b=batches: b)
+            start = tree.clone(network.params)
+            for _ in range(2):
+                played.round()
+            moved = {k: float((v - start[k]).abs().max()) for k, v in played.params.items()}
+            least = 1e-6 if sure or method == "gradma" else moved.pop("fc2.bias")
+            assert least >= 1e-6, method
+            assert max(moved.values()) <= (1e-6 if sure else 0.0), (method, sure, moved)

@@ -6,11 +6,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional
 
+import fedkeel as fk
+from fedkeel.data.batches import plan
+from fedkeel.runner.start import start
+from fedkeel.tree import Tree
 from harness import distance, oracle
 from method.players import equal, play
 from papers.numpy_net import Told, TrainingSetup, agree, descend, flat
 from papers.personal import COHORTS, NAMES, collected, follow, kept, tensors
+from toys import Net, prepared
 
 LR = 0.2
 
@@ -75,3 +83,46 @@ def test_without_a_pull_a_client_trains_alone() -> None:
         alone = descend(alone, steps, LR)
     assert np.abs(kept(played, "local_model")["local_model1"] - alone).max() < 1e-14
     assert np.abs(flat(played.params) - alone).max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["sequential", "vectorized"])
+def test_a_run_is_a_plain_loop_on_the_same_batches(kind: str) -> None:
+    """With torch's own optimiser, from partition to scores; half of the clients in each round."""
+    ready = prepared("ditto(lam=0.3)", rounds=4, per_round=3, local=PLAIN, kind=kind)
+    clients, names = ready.setup.federation, list(ready.server.params)
+    model, own = {k: v.clone() for k, v in ready.server.params.items()}, {}
+    found = start(ready)
+    for t, row in enumerate(found.rows[1:]):
+        ends, received = [], model
+        for k in row.clients:
+            n, rows = len(clients.client(k)), torch.from_numpy(clients.client(k))
+            batches = [rows[b] for b in plan(PLAIN, n, ready.settings.seed, t, k)]
+            own[k] = trained(clients.data, own.get(k, received), batches, received)
+            ends.append((n, trained(clients.data, received, batches)))
+        total = sum(n for n, _ in ends)
+        model = {name: sum(n / total * end[name] for n, end in ends) for name in names}
+    assert max(float((found.params[k] - v).abs().max()) for k, v in model.items()) < 1e-5
+    for k, loss in enumerate(found.rows[-1].personal["loss"]):
+        rows = torch.from_numpy(clients.client(k))
+        x, y = clients.data.x[rows], clients.data.y[rows]
+        scores = functional_call(Net(), own.get(k, model), x)
+        assert loss == pytest.approx(float(functional.cross_entropy(scores, y)), abs=1e-5)
+
+
+PLAIN = fk.Local(lr=0.05, epochs=2, batch_size=4)
+
+
+def trained(
+    data: fk.Dataset, begin: Tree, batches: list[torch.Tensor], anchor: Tree | None = None
+) -> Tree:
+    net = Net()
+    net.load_state_dict(begin)
+    optimiser = torch.optim.SGD(net.parameters(), lr=PLAIN.lr)
+    for rows in batches:
+        loss = functional.cross_entropy(net(data.x[rows]), data.y[rows])
+        for name, value in net.named_parameters() if anchor else ():
+            loss = loss + 0.15 * (value - anchor[name]).square().sum()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return {k: v.detach().clone() for k, v in net.named_parameters()}
