@@ -116,6 +116,19 @@ def test_what_describes_a_partition_stands_together(folder: RunFolder) -> None:
     assert "settings" not in partition
 
 
+def test_a_ragged_histogram_is_refused(folder: RunFolder) -> None:
+    values = json.loads((folder.path / "run.json").read_text())
+    for histogram, is_ragged in (([[1, 2], [3, 4]], False), ([[1, 2], [3]], True)):
+        values["partition"]["histogram"] = histogram
+        (folder.path / "run.json").write_text(json.dumps(values))
+        if not is_ragged:
+            assert folder.read_run().partition.histogram == histogram
+            continue
+        with pytest.raises(RunError, match="cannot be read") as caught:
+            folder.read_run()
+        assert caught.value.got == "partition.histogram: rows of different lengths"
+
+
 def test_a_run_of_an_earlier_version_is_read(folder: RunFolder) -> None:
     """Keys have other names, values too, and some are missing."""
     values = to_json(record())

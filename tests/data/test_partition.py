@@ -49,7 +49,10 @@ def test_given_sizes_leave_the_rest_to_nobody():
     assert disjoint(lists, 10) == 7
 
 
-@pytest.mark.parametrize("sizes", [[1, 2], [0, 2, 3], [4, 4, 4], [1.5, 2.0, 3.0], [], [-1, 3, 3]])
+@pytest.mark.parametrize(
+    "sizes",
+    [[1, 2], [0, 2, 3], [4, 4, 4], [1.5, 2.0, 3.0], [], [-1, 3, 3], [2**63 - 1, 2**63 - 1, 2]],
+)
 def test_sizes_that_do_not_fit_are_refused(sizes):
     with pytest.raises(DataError, match="3 whole numbers >= 1, at most 10 in all"):
         p.iid(10, 3, sizes=sizes)

@@ -171,7 +171,7 @@ class Partition(Kinds):
     min_size: int = Field(1, ge=1)
     classes_per_client: int = Field(1, ge=1)
     sizes: Literal["equal", "power"] | tuple[int, ...] = "equal"
-    sigma: float = Field(2.0, gt=0.0)
+    sigma: float = Field(2.0, gt=0.0, le=1e6)
     holdout: float = Field(0.0, ge=0.0, lt=1.0)
     holdout_by: str | None = Field(None, min_length=1)
     stratify: bool = False

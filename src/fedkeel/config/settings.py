@@ -218,7 +218,7 @@ class Evaluation(Settings):
     every: int = Field(1, ge=1)
     batch_size: int | None = Field(None, ge=1)
     clients_every: int = Field(0, ge=0)
-    target: float | None = Field(None, allow_inf_nan=False)
+    target: float | None = Field(None, ge=-1e100, le=1e100)
     model: Literal["auto", "global", "personal"] = "auto"
 
 
@@ -336,7 +336,7 @@ class Run(Settings):
     Args:
         name: name of the run folder, of at most 200 characters.
         method: expression of the method, e.g. ``"fedprox(mu=0.1)+gcfed"``.
-        rounds: T, the number of rounds.
+        rounds: T, the number of rounds, at most 10^9.
         seed: seed of the initial model, the partition, the cohorts and the batches.
         weights: how clients count in the mean. ``method`` takes what the method's parts state, and
             ``examples`` where they state nothing. None is ``method`` for one run, and ``examples``
@@ -356,7 +356,7 @@ class Run(Settings):
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
     method: str = "fedavg"
-    rounds: int = Field(ge=1)
+    rounds: int = Field(ge=1, le=10**9)
     seed: int = Field(0, ge=0, le=2**32 - 1)
     weights: ChosenWeights | None = None
     local: Local

@@ -419,11 +419,15 @@ class RunRecord:
             if not _is_shallow(values["partition"]["settings"]):
                 raise RunError("A run record cannot be read.", got="partition: nested too deeply")
         try:
-            return _reader().validate_python(values)
+            record = _reader().validate_python(values)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
             raise RunError("A run record cannot be read.", got=f"{key}: {first['msg']}") from None
+        if len({len(row) for row in record.partition.histogram}) > 1:
+            got = "partition.histogram: rows of different lengths"
+            raise RunError("A run record cannot be read.", got=got)
+        return record
 
 
 def to_json(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the dataclasses above

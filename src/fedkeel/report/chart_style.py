@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jinja2.utils import htmlsafe_json_dumps
 
+from fedkeel.records.files import finite_values
 from fedkeel.report import palette
 from fedkeel.report.formatting import shortened
 from fedkeel.report.runs import MethodResults
@@ -57,8 +58,8 @@ class Chart:
     legend: tuple[LegendItem, ...] = ()
 
     def to_json(self) -> markupsafe.Markup:
-        """Return the figure as JSON that is safe within a script element."""
-        figure = self.figure.to_plotly_json()
+        """Return the figure as JSON that is safe within a script element; infinity becomes null."""
+        figure = finite_values(self.figure.to_plotly_json())
         return htmlsafe_json_dumps(figure, separators=(",", ":"), allow_nan=False)
 
 

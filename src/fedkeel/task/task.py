@@ -121,9 +121,21 @@ class Task:
                 parameters; a name with a slash; complex numbers; buffers under the policy
                 ``refuse``, or that have no mean under ``average``; a module that cannot be copied;
                 a head that does not exist; a forward pass that fails; an output that does not fit
-                the labels; a loss that is not one number for each example.
+                the labels; a loss that is not one number for each example; modules nested
+                too deeply.
         """
         module = self.model if isinstance(self.model, nn.Module) else self._make(self.model, seed)
+        try:
+            return self._network_of(module, data, dtype)
+        except RecursionError as error:
+            raise ModelError(
+                f"{type(module).__name__} has modules within modules that are too deep for Python.",
+                got=one_line(error),
+                expected="a few hundred levels at most",
+                do="put layers one after the other into a single nn.Sequential or nn.ModuleList",
+            ) from error
+
+    def _network_of(self, module: nn.Module, data: Dataset, dtype: torch.dtype) -> Network:
         _check_lazy(module, data)
         if not any(p.requires_grad for p in module.parameters()):
             raise ModelError(

@@ -18,6 +18,10 @@ Lists = list[Ints]
 Sizes = Literal["equal", "power"] | Sequence[int]
 
 
+LARGEST_SIGMA = 1e6
+"""With a larger deviation of the logarithm one client would still have everything."""
+
+
 def check(
     labels: ArrayLike, classes: int | None, clients: int, alpha: float | None = None
 ) -> tuple[Ints, int]:
@@ -104,7 +108,14 @@ def draw_sizes(n: int, clients: int, sizes: Sizes, sigma: float, random: Generat
 
 
 def shares(count: int, sigma: float, random: Generator) -> Floats:
-    """Return log-normal shares: [count], in proportion to exp(sigma z), of sum 1."""
+    """Return log-normal shares: [count], in proportion to exp(sigma z), of sum 1.
+
+    Raises:
+        DataError: sigma is too large, or not > 0.
+    """
+    if not 0.0 < sigma <= LARGEST_SIGMA:
+        expected = f"more than 0, at most {LARGEST_SIGMA:g}"
+        raise DataError("sigma cannot be used.", got=sigma, expected=expected)
     drawn = sigma * random.standard_normal(count)
     weight: Floats = np.exp(drawn - drawn.max())  # no overflow, whatever sigma
     weight /= weight.sum()
@@ -116,13 +127,14 @@ def given_sizes(n: int, clients: int, sizes: Sequence[int]) -> Ints:
     check_in_memory(sizes, "The sizes of the clients")
     counts = np.asarray(sizes)
     is_whole = counts.dtype.kind in "iu" and counts.shape == (clients,)
-    if not is_whole or counts.min() < 1 or counts.sum() > n:
+    # none beyond n is summed: the sum would go beyond 64 bits
+    if not is_whole or counts.min() < 1 or counts.max() > n or counts.sum() > n:
         numbers = (
             f"{counts.size} sizes from {counts.min()} to {counts.max()}" if counts.size else "0"
         )
         raise DataError(
             "The sizes given for the clients do not fit.",
-            got=f"{numbers}, {counts.sum()} in all",
+            got=f"{numbers}, {sum(counts.ravel().tolist())} in all",
             expected=f"{clients} whole numbers >= 1, at most {n} in all",
         )
     return counts.astype(np.int64)

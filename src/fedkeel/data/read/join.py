@@ -98,12 +98,17 @@ def _missing_columns(source: Source, columns: tuple[str, ...]) -> list[str]:
             "the test data of ": source.test,
         }
     )
-    return [
-        f"{of}{source.name} has no column {', '.join(map(repr, names))}: its values are taken for "
-        "missing ones"
-        for of, half in halves.items()
-        if (names := [name for name in columns if name not in half.columns])
-    ]
+    warnings = []
+    for of, half in halves.items():
+        present = set(half.columns)
+        names = [repr(name) for name in columns if name not in present]
+        more = f" and {len(names) - 20:,} more" if len(names) > 20 else ""
+        if names:
+            warnings.append(
+                f"{of}{source.name} has no column {', '.join(names[:20])}{more}: its values are "
+                "taken for missing ones"
+            )
+    return warnings
 
 
 def with_same_categories(

@@ -8,11 +8,9 @@ from fedkeel.memory import format_bytes, free_memory
 _COPIES = 3
 """How often an array is in memory while it is read: as in the file, as numbers, and joined."""
 
-_MAX_EXPANSION = 100
-"""How many times its size in the file a large array may be: zeros are compressed a thousandfold."""
-
-_LARGE = 10**9
-"""Bytes from which on the expansion is looked at."""
+_MAX_EXPANSION = {10**8: 500, 10**9: 100}
+"""How many times its size in the file an array may be that takes more than so many bytes: zeros are
+compressed a thousandfold."""
 
 
 def check_size(file: object, what: str, size: int, stored: int, do: str) -> None:
@@ -28,11 +26,12 @@ def check_size(file: object, what: str, size: int, stored: int, do: str) -> None
     Raises:
         DataError: it does not fit into memory, or is compressed as no data are.
     """
-    if size > _LARGE and size > _MAX_EXPANSION * stored:
+    most = min((times for large, times in _MAX_EXPANSION.items() if size > large), default=None)
+    if most is not None and size > most * stored:
         raise DataError(
             f"{file}: {what} is much larger than the file.",
             got=f"{format_bytes(size)} in {format_bytes(stored)}",
-            expected=f"at most {_MAX_EXPANSION} times its size in the file",
+            expected=f"at most {most} times its size in the file",
             why="a few bytes that stand for very many fill the memory",
             do=do,
         )

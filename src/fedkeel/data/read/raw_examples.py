@@ -71,9 +71,10 @@ class RawExamples:
         if columns == self.columns:
             return self
         x = self.x.new_full((len(self), len(columns)), torch.nan)
+        place = {name: index for index, name in enumerate(self.columns)}
         for index, name in enumerate(columns):
-            if name in self.columns:
-                x[:, index] = self.x[:, self.columns.index(name)]
+            if name in place:
+                x[:, index] = self.x[:, place[name]]
         return replace(self, x=x, columns=columns)
 
     def take(self, rows: Ints) -> RawExamples:
