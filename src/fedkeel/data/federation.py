@@ -197,7 +197,7 @@ class Federation:
                 got=f"{len(np.unique(group)):,} different at {counted(len(self), 'client')}",
                 why="all examples of one are on the same side, and each client has to train",
                 do="leave holdout out, and judge the model on whole clients that never train: "
-                "evaluation.new_clients",
+                "cohort.new_clients",
             )
         return aside
 
