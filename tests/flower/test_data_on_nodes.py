@@ -434,6 +434,15 @@ def one_text():
     return x, ["yes"] * len(x)
 
 
+def several():
+    return images()[0], np.arange(80).reshape(40, 2) % 2
+
+
+def of_255():
+    x, y = several()
+    return x, 255 * y
+
+
 def strange_text():
     x, y = images()
     return x, np.where(y == 1, "Yes", "no")
@@ -493,6 +502,18 @@ def test_labels_that_are_texts_are_numbered_as_the_experiment_does(
     assert alone.y.unique().tolist() == [1]
     with pytest.raises(DataError, match="holds a label that is not known"):
         called(tmp_path, monkeypatch, "strange_text")
+
+
+def test_targets_that_the_loss_cannot_take_are_refused_by_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = own(data={"source": "nodes"}, task={"loss": "bce"})
+    make_node(experiment, {"partition-id": 0, "data": "functions:several"})
+    with pytest.raises(DataError, match="outside of 0 to 1") as error:
+        make_node(experiment, {"partition-id": 0, "data": "functions:of_255"})
+    assert "y // 255" in str(error.value)
 
 
 def test_statistics_of_the_nodes_own_are_measured_with(
