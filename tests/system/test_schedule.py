@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import heapq
+import os
+import signal
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fedkeel as fk
 from fedkeel.config import Cohort, System
 from fedkeel.data.cohort import selectable
 from fedkeel.errors import ConfigError, DataError, RunError
 from fedkeel.rng import generator
+from fedkeel.runner.start import start
+from fedkeel.system import asynchronous as asynchronous_module
+from fedkeel.system import trainings
 from fedkeel.system.asynchronous import Asynchronous
 from fedkeel.system.availability import Diurnal, Sessions, Trace, make_availability
 from fedkeel.system.devices import Devices, make_devices
 from fedkeel.system.schedule import Synchronous, Timing
 from fedkeel.system.trainings import VirtualTrainings
 from fedkeel.system.work import ClientWork
+from toys import deadline, prepared
 
 INF = np.inf
 
@@ -253,3 +261,28 @@ def test_a_buffer_that_never_gets_full_is_refused() -> None:
     server = asynchronous(timing([1.0] * 2, settings), Cohort(), sizes(2), 1)
     with pytest.raises(RunError, match="No client finishes"):
         server.due(0)
+
+
+@pytest.mark.parametrize("method", ["fedasync", "fedbuff(buffer=2)"])
+def test_clients_that_are_hardly_ever_there_are_soon_given_up(method: str) -> None:
+    """At such times a session had the same start and end, and virtual time went on for ever."""
+    rare = fk.System(step_seconds=1.0, availability="sessions", hours_on=1e-6, hours_off=1e9)
+    with deadline(60.0), pytest.raises(RunError, match="No client finishes the work of a step"):
+        start(prepared(method, rounds=5, per_round=3, system=rare))
+    often = rare.model_copy(update={"hours_on": 1e-9, "hours_off": 1e-9, "deadline_seconds": 1e9})
+    with deadline(60.0), pytest.raises(RunError, match="come and go too often"):
+        start(prepared("fedavg", rounds=5, per_round=3, system=often))
+
+
+def test_an_interrupt_ends_a_step_that_takes_too_long_to_find(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was waited for until the step was made, which may be never."""
+    monkeypatch.setattr(asynchronous_module, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(trainings, "MOST_LOST", 10**9)
+    rare = fk.System(step_seconds=1.0, availability="sessions", hours_on=1e-6, hours_off=1e9)
+    timer = threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGTERM])
+    timer.start()
+    with deadline(60.0), pytest.raises(KeyboardInterrupt):
+        start(prepared("fedasync", rounds=5, per_round=3, system=rare))
+    timer.join()

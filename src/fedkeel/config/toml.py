@@ -16,6 +16,7 @@ from fedkeel.config.error_messages import readable
 from fedkeel.config.settings import Experiment
 from fedkeel.config.toml_mistakes import check_meaning, explained, too_many_digits
 from fedkeel.errors import ConfigError, did_you_mean
+from fedkeel.named_files import read_within
 
 _S = TypeVar("_S", bound=Settings)
 
@@ -53,7 +54,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """
     path = Path(os.path.expanduser(path))
     try:
-        text = path.read_text(encoding="utf-8-sig")  # with a byte order mark or without
+        text = read_within(path).decode("utf-8-sig")  # with a byte order mark or without
     except FileNotFoundError:
         raise ConfigError(
             "There is no such experiment file.",

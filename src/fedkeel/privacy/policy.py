@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from fedkeel.config.base import Settings
 from fedkeel.config.toml import build, parse
 from fedkeel.errors import ConfigError, FedkeelError
+from fedkeel.named_files import read_regular
 from fedkeel.records.files import expanded
 
 
@@ -83,7 +84,7 @@ def read_policy(path: Path) -> Policy:
         ConfigError: it cannot be read, or holds a setting that cannot be used.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(

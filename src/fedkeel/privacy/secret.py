@@ -6,6 +6,7 @@ import hashlib
 
 from fedkeel.config import Privacy
 from fedkeel.errors import ConfigError
+from fedkeel.named_files import read_regular
 from fedkeel.records.files import expanded
 
 SHORTEST = 16
@@ -38,7 +39,7 @@ def key_digest(privacy: Privacy | None) -> str:
 
 def _key(file: str) -> bytes:
     try:
-        key = expanded(file).read_bytes()
+        key = read_regular(expanded(file))
     except OSError as error:
         raise ConfigError(
             "The file of the privacy key cannot be read.",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from fedkeel.config import Cohort
 from fedkeel.data.cohort import Selection, select, selectable
 from fedkeel.data.dataset import Ints
+from fedkeel.engine.process.interrupts import is_end_requested
 from fedkeel.errors import ConfigError, counted
 from fedkeel.system.schedule import Due
 from fedkeel.system.trainings import Event, Trainings
+
+PATIENCE_SECONDS = 3.0
+"""Time that a step may take to find in virtual time, beyond which an interrupt ends it."""
 
 
 class Asynchronous:
@@ -51,8 +57,11 @@ class Asynchronous:
         self._draws = 0
         buffer: list[Event] = []
         lost: list[int] = []
+        until = time.monotonic() + PATIENCE_SECONDS
         self._send(round)
         while not self.trainings.is_enough(len(buffer), self._size, len(lost)):
+            if self.trainings.is_remade and time.monotonic() > until and is_end_requested():
+                raise KeyboardInterrupt  # the run would end after a step that may never be made
             idle = np.flatnonzero(self._is_idle & (self._free > 0))
             for event in self.trainings.ended(idle):
                 if not event.is_lost:

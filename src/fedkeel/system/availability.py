@@ -15,13 +15,16 @@ import numpy as np
 
 from fedkeel.config import System
 from fedkeel.data.dataset import Ints
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, RunError
 from fedkeel.records.files import expanded
 from fedkeel.rng import generator
 from fedkeel.system.devices import number, read_csv
 
 HOUR, DAY = 3600.0, 86400.0
 """Seconds."""
+
+MOST_SESSIONS = 1_000_000
+"""Sessions of a client between two times at which a run asks for them: seconds of work."""
 
 Interval = tuple[float, float]
 """Start and end of a time that a client is there, in seconds."""
@@ -84,7 +87,8 @@ class Sessions(Availability):
     """Each client comes and goes: exponential times there and away.
 
     A client draws from the stream (seed, "sessions", 0, client), whether it is there at time 0
-    first of all. Sessions of a client are drawn one after the other as they are needed.
+    first of all. Sessions of a client are drawn one after the other as they are needed. None is so
+    short that its end is no other number than its start.
     """
 
     def __init__(self, seconds_on: float, seconds_off: float, seed: int) -> None:
@@ -95,7 +99,15 @@ class Sessions(Availability):
     def interval(self, client: int, time: float) -> Interval:
         """Return the session at a time, or the next one."""
         sessions = self._sessions[client]
+        first = len(sessions)
         while not sessions or sessions[-1][1] <= time:
+            if len(sessions) > first + MOST_SESSIONS:
+                raise RunError(
+                    "Clients come and go too often for the times of this run.",
+                    got=f"more than {MOST_SESSIONS:,} sessions of client {client} until virtual "
+                    f"time {time / HOUR:.4g} h",
+                    do="raise system.hours_on and system.hours_off",
+                )
             sessions.append(self._next(client, sessions))
         return sessions[bisect_right(sessions, time, key=itemgetter(1))]
 
@@ -107,7 +119,7 @@ class Sessions(Availability):
         else:
             random = self._streams[client]
             start = sessions[-1][1] + random.exponential(self._off)
-        return start, start + random.exponential(self._on)
+        return start, max(start + random.exponential(self._on), math.nextafter(start, math.inf))
 
 
 class Trace(Availability):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedkeel.config import System
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import ConfigError, DataError
+from fedkeel.named_files import TABLE_BYTES, open_regular
 from fedkeel.records.files import expanded
 from fedkeel.rng import generator, generators
 
@@ -100,7 +102,8 @@ def read_csv(path: Path, setting: str) -> Iterator[tuple[int, dict[str, str]]]:
         ConfigError: it cannot be read.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with open_regular(path, TABLE_BYTES) as opened:
+            file = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
             yield from enumerate(csv.DictReader(file), start=2)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"The file of {setting} cannot be read.", got=error) from None

@@ -1,0 +1,63 @@
+"""Files that settings name: only regular ones are opened, and no more is read than may be there.
+
+A device such as ``/dev/zero``, or a pipe, has no end that anybody could wait for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+SETTINGS_BYTES, TABLE_BYTES = 2**24, 2**30
+"""The largest file of settings or of a key, and the largest table beside the data."""
+
+
+def open_regular(path: Path, most: int) -> BinaryIO:
+    """Open a regular file of at most so many bytes, to be read.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file, or is larger.
+    """
+    # a pipe would be waited for without O_NONBLOCK, which changes nothing for a regular file
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_size <= most:
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if stat.S_ISREG(found.st_mode):
+        reason = f"larger than {most / 2**20:,.0f} MiB"
+        raise OSError(errno.EFBIG, reason, str(path))
+    raise OSError(errno.EINVAL, "a device or a pipe, and no file", str(path))
+
+
+def read_regular(path: Path, most: int = SETTINGS_BYTES) -> bytes:
+    """Return the content of a regular file of at most so many bytes.
+
+    Raises:
+        OSError: as for `open_regular`.
+    """
+    with open_regular(path, most) as file:
+        return _read(file, path, most)
+
+
+def read_within(path: Path, most: int = SETTINGS_BYTES) -> bytes:
+    """Return the content of a file, or of what a pipe brings, of at most so many bytes.
+
+    Raises:
+        OSError: it cannot be read, or is larger.
+    """
+    with path.open("rb") as file:
+        return _read(file, path, most)
+
+
+def _read(file: BinaryIO, path: Path, most: int) -> bytes:
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"larger than {most / 2**20:,.0f} MiB", str(path))
+    return data
