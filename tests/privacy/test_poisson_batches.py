@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,9 +96,7 @@ def test_epsilon_is_that_of_dp_accounting_and_opacus() -> None:
     names = ("noise_multiplier", "sampling_rate", "steps", "delta")
     sigma, rate, steps, delta = (ORACLE[name][0].item() for name in names)
     local = fk.Local(lr=0.1, steps=int(steps), batch_size=round(rate * 10_000), sampling="poisson")
-    release = run.budget.schedule.__class__(
-        **{**vars(run.budget.schedule), "local": local}
-    ).of_examples(10_000)
+    release = replace(run.budget.schedule, local=local).of_examples(10_000)
     assert release == Release("poisson", rate * 10_000, 10_000)
     rdp = Account(release, sigma, "rdp").epsilon(int(steps), delta)
     assert rdp == pytest.approx(ORACLE["eps_rdp_opacus"][0], rel=1e-3)

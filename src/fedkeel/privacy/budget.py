@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -45,8 +46,19 @@ class Schedule:
 
     def participations(self) -> Ints:
         """Return [C] in how many of the rounds each client is selected."""
+        return self._participations.copy()
+
+    @cached_property
+    def _participations(self) -> Ints:
+        return self.selections(0, self.rounds)
+
+    def selections(self, first: int, end: int) -> Ints:
+        """Return [C] in how many rounds, from `first` to before `end`, each client is selected."""
         counts = np.zeros(len(self.sizes), dtype=np.int64)
-        for round in range(self.rounds):
+        if self.cohort.sampling == "fixed":
+            counts[self.cohort_of(0)] = end - first
+            return counts
+        for round in range(first, end):
             counts[self.cohort_of(round)] += 1
         return counts
 
@@ -217,15 +229,22 @@ class Budget:
 
     def planned_rounds(self) -> int:
         """Return how many of the planned rounds the budget allows."""
-        schedule, spending = self.schedule, Spending(self)
+        schedule = self.schedule
         if schedule.privacy.unit == "client":
             account = self.account(schedule.of_clients)
             return account.largest_count(self.epsilon, self.privacy.delta, schedule.rounds)
         if self.spent(schedule.rounds, schedule.participations()) <= self.epsilon:
             return schedule.rounds
-        while spending.overrun() is None:
-            spending.add(schedule.cohort_of(spending.rounds).tolist())
-        return spending.rounds
+        low, high = 0, schedule.rounds - 1
+        trained = np.zeros(len(schedule.sizes), dtype=np.int64)  # in `low` rounds
+        while low < high:
+            middle = (low + high + 1) // 2
+            more = trained + schedule.selections(low, middle)
+            if self.spent(middle, more) <= self.epsilon:
+                low, trained = middle, more
+            else:
+                high = middle - 1
+        return low
 
 
 def make_budget(schedule: Schedule, sigma: float | None) -> Budget:

@@ -146,7 +146,11 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
         change of the sum as of `dpclient`, with C as it was in the round.
     Deviations: b_k - 1/2 is sent and not b_k, and 1/2 is added at the server, so that a client that
         does not come changes the sum by 1/2, on which Theorem 1 counts. Without noise, sigma_b is 0
-        where it is not given.
+        where it is not given. Near the bound: b_k is taken of the update after it was shortened,
+        so one whose norm is between (1 - 1e-5) C and C counts as longer, while the paper and public
+        code (TensorFlow Privacy's quantile estimator) count norms up to C itself as short. Only
+        where a share of all norms lies in that band does the bound differ: it then grows beyond
+        them by up to one part in 100,000.
 
     Example:
         >>> import fedkeel
