@@ -27,7 +27,8 @@ releases and of more. The library rounds towards more loss. `FINE` is its defaul
 
 POINTS_PER_DEVIATION = 12
 """Points, at least, for each standard deviation of the loss of a release. The error of epsilon
-falls with the square of this: measured against 160, epsilon is larger by less than one part in 1,000."""
+falls with the square of this: measured against 160, epsilon is larger by less than one part in
+1,000."""
 
 MOST_POINTS = 2**20
 """Points of the loss of all releases together, about: they take some hundred MB."""
