@@ -6,7 +6,9 @@ Each back end is a real one on this machine: event files, a SQLite store, offlin
 from __future__ import annotations
 
 import importlib.util
+import socket
 import sqlite3
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +196,18 @@ def test_a_tracker_that_cannot_begin_is_told_of(tmp_path: Path) -> None:
         result = go(tracked(track), tmp_path / "run")
     assert result.record.status == "finished"
     assert len(RunFolder(tmp_path / "run").rows()) == 5
+
+
+def test_an_mlflow_server_that_is_not_there_is_soon_given_up(tmp_path: Path) -> None:
+    """MLflow tries for minutes; a run is worth more."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        began = time.process_time()
+        with deadline(40.0), pytest.warns(TrackerFailed, match="no server answers at 127.0.0.1"):
+            result = go(tracked(fk.Track(to=("mlflow",), mlflow_uri=uri)), tmp_path / "run")
+    assert result.record.status == "finished"
+    assert time.process_time() - began < 20.0
 
 
 def test_a_package_that_is_missing_is_refused_before_anything_runs(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
@@ -19,6 +22,9 @@ _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _PARAMS_PER_CALL, _METRICS_PER_CALL, _LONGEST_PARAM = 100, 1000, 6000
 """The limits of MLflow's REST interface."""
 
+REACH_SECONDS = 4.0
+"""Time within which a server has to take a connection."""
+
 _ALWAYS = "lr"
 """A number that every round has."""
 
@@ -26,6 +32,7 @@ _ALWAYS = "lr"
 def open_run(run: TrackedRun) -> OpenRun:
     """Begin a run, or open the one that was begun before; a deleted one begins anew."""
     client = MlflowClient(tracking_uri=run.track.mlflow_uri)
+    _check_reachable(client)
     if run.id and _is_active(client, run.id):
         client.update_run(run.id, status="RUNNING")
         known = client.get_metric_history(run.id, _ALWAYS)
@@ -43,6 +50,24 @@ def open_run(run: TrackedRun) -> OpenRun:
     for at in range(0, len(params), _PARAMS_PER_CALL):
         client.log_batch(id, params=params[at : at + _PARAMS_PER_CALL])
     return _MlflowRun(client, id)
+
+
+def _check_reachable(client: MlflowClient) -> None:
+    """Refuse a server that nobody listens at, for which MLflow would try for minutes.
+
+    Raises:
+        OSError: it cannot be reached within `REACH_SECONDS`.
+    """
+    uri = urlsplit(client.tracking_uri)
+    if uri.scheme not in ("http", "https") or not uri.hostname:
+        return
+    if uri.scheme in getproxies() and not proxy_bypass(uri.hostname):
+        return  # the proxy reaches it
+    place = uri.hostname, uri.port or (443 if uri.scheme == "https" else 80)
+    try:
+        socket.create_connection(place, timeout=REACH_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"no server answers at {uri.hostname}:{place[1]}: {error}") from None
 
 
 def _is_active(client: MlflowClient, id: str) -> bool:
@@ -75,6 +100,7 @@ class _MlflowRun(OpenRun):
         self._client = client
 
     def log(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
+        _check_reachable(self._client)
         now = int(time.time() * 1000)
         metrics = [
             Metric(_metric_name(name), value, now, round)
@@ -85,9 +111,11 @@ class _MlflowRun(OpenRun):
             self._client.log_batch(self.id, metrics=metrics[at : at + _METRICS_PER_CALL])
 
     def add_file(self, path: Path, kind: FileKind) -> None:
+        _check_reachable(self._client)
         self._client.log_artifact(self.id, str(path), None if kind == "report" else f"{kind}s")
 
     def add_table(self, name: str, markdown: str) -> None:
+        _check_reachable(self._client)
         self._client.log_text(self.id, markdown, f"{name}.md")
 
     def end(self, status: str, summary: Numbers) -> None:
