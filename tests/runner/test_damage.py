@@ -285,11 +285,37 @@ def test_the_report_says_what_has_changed_since_a_run_ended(
         with pytest.raises(RunError):
             start(prepared(), tmp_path / "run")
     assert result.record.digests.keys() == {
+        "config.toml",
         "rounds.jsonl",
         "model.safetensors",
         "model-best.safetensors",
         "pictures.safetensors",
     }
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_a_run_whose_settings_were_deleted_stays_in_its_row(
+    tmp_path: Path, has_digests: bool
+) -> None:
+    """It was taken for a method with other settings, and nothing said why."""
+    folders = [tmp_path / f"seed-{seed}" for seed in range(3)]
+    for seed, folder in enumerate(folders):
+        start(prepared(seed=seed, rounds=1), folder)
+    (folders[0] / "config.toml").unlink()
+    (folders[2] / "model.safetensors").unlink()
+    (folders[1] / "config.toml").write_text(
+        (folders[1] / "config.toml").read_text(encoding="utf-8") + "# seen\n", encoding="utf-8"
+    )
+    if not has_digests:
+        for folder in folders[:2]:
+            without_digests(folder)
+    (method,) = load_runs(folders)
+    assert [run.record.seed for run in method.runs] == [0, 1, 2]
+    told = [words.partition(": ")[2] for words in problems([method])]
+    assert told[0].startswith("config.toml has been deleted since the run ended. Take")
+    assert told[-1].startswith("model.safetensors has been deleted since the run ended. Take")
+    changed = [words for words in told if words.startswith("config.toml has changed since")]
+    assert len(changed) == has_digests
 
 
 def test_the_report_says_that_a_run_without_digests_lacks_rounds(tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ from fedkeel.records.row_file import ROWS, RowFile
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import FORMAT, RunRecord, to_json
 
+CONFIG = "config.toml"
+"""File in a run folder with the settings of the run."""
+
 MODEL = "model.safetensors"
 """File in a run folder with the trained model."""
 
@@ -106,7 +109,7 @@ class RunFolder:
 
     def holds(self, file: Path) -> bool:
         """Return whether a file is the settings of the run in this folder."""
-        return file.name == "config.toml" and self.exists()
+        return file.name == CONFIG and self.exists()
 
     def exists(self) -> bool:
         """Return whether the folder holds a run."""
@@ -129,14 +132,14 @@ class RunFolder:
     def deciding(self) -> dict[str, Any]:
         """Return the settings that decide numbers, by dotted key; none where there is no file."""
         try:
-            return deciding((self.path / "config.toml").read_text(encoding="utf-8"))
+            return deciding((self.path / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
 
     def diagnosed(self) -> list[str]:
         """Return the kinds of diagnostics with which the run was begun."""
         try:
-            config = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+            config = tomllib.loads((self.path / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return []
         kinds: list[str] = config.get("diagnose", {}).get("kinds", [])
@@ -151,7 +154,7 @@ class RunFolder:
         """
         try:
             names = [name for name in _OUTPUTS if (self.path / name).exists()]
-            same = self.path / "config.toml"  # a start that was killed leaves the same one
+            same = self.path / CONFIG  # a start that was killed leaves the same one
             if same.exists() and same.read_bytes() != config.encode():
                 names.append(same.name)
         except OSError as error:
@@ -211,7 +214,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / "config.toml", config)
+            write_text(self.path / CONFIG, config)
             self._write_run(record)
         except OSError as error:
             raise self._refused(error) from None
@@ -315,7 +318,7 @@ class RunFolder:
         Args:
             record: what `read_run` returned.
             rows: what `rows` returned.
-            models: whether to look at the models, too, which takes longest.
+            models: whether to look at the models and the settings, too, which takes longest.
 
         Raises:
             RunError: run.json cannot be read.
@@ -323,15 +326,21 @@ class RunFolder:
         out = [] if is_intact(self._run_values()) else [_RECORD_CHANGED]
         for name, digest in record.digests.items():
             file = self.path / name
-            if name == ROWS or (models and file.exists()):
+            if models and not file.exists():
+                out.append(f"{name} has been deleted since the run ended")
+            elif name == ROWS or models:
                 try:
                     is_same = file_digest(file) == digest
                 except OSError:
                     is_same = False
                 if not is_same:
                     out.append(f"{name} has changed since the run ended")
+        is_finished = record.status == "finished"
+        has_digest = CONFIG in record.digests
+        if models and is_finished and not has_digest and not (self.path / CONFIG).exists():
+            out.append(f"{CONFIG} has been deleted since the run ended")
         rounds = [row.round for row in rows]
-        is_complete = record.status == "finished" and not record.message
+        is_complete = is_finished and not record.message
         last = record.rounds if is_complete else max(rounds, default=-1)
         if len(rounds) != last + 1 or rounds != list(range(last + 1)):
             have = len({round for round in rounds if round <= last})
@@ -441,11 +450,11 @@ class RunFolder:
         """Write the histogram of the partition."""
         self.save_model(histogram.arrays(), HISTOGRAM)
 
-    def histogram_digest(self) -> dict[str, str]:
-        """Return the digest of the histogram's file by its name, nothing where there is none."""
-        file = self.path / HISTOGRAM
+    def digests_of_inputs(self) -> dict[str, str]:
+        """Return the digests of the settings, and of the histogram where it has a file, by name."""
+        files = [self.path / name for name in (CONFIG, HISTOGRAM)]
         with self._writing():
-            return {HISTOGRAM: file_digest(file)} if file.exists() else {}
+            return {file.name: file_digest(file) for file in files if file.exists()}
 
     def histogram(self) -> Histogram | None:
         """Read the histogram of the partition, or None where it has no file of its own.

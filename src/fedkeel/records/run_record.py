@@ -346,7 +346,8 @@ class RunRecord:
         best_model: ``round`` and ``score`` of the model in model-best.safetensors, and what it was
             ``chosen_on``; None before a model was scored.
         message: why a run failed, was interrupted, or ended before its last round, else "".
-        digests: SHA-256 of the rows and the models that a finished run has left, by file name.
+        digests: SHA-256 of the files that a finished run has left, such as its rows and models, by
+            name.
         format: version of this layout.
     """
 

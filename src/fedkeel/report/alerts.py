@@ -143,7 +143,11 @@ def problems(methods: Sequence[MethodResults]) -> list[str]:
         for run in method.runs:
             sentences += [
                 f"{method.label}, seed {run.record.seed}: {change}. "
-                "Its numbers may be wrong: take the folder from a copy, or run again."
+                + (
+                    "Take the folder from a copy, or run again, where you need the file."
+                    if change.endswith("deleted since the run ended")
+                    else "Its numbers may be wrong: take the folder from a copy, or run again."
+                )
                 for change in run.changes
             ]
             for sentence in (_divergence(run), _no_learning(run), _partial_scores(run)):

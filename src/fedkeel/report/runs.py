@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +141,28 @@ def load_runs(
         run = _read(folder if isinstance(folder, RunFolder) else RunFolder(folder), target)
         runs.setdefault(run.record.key, run)
     groups: dict[tuple[object, ...], list[RunResults]] = {}
-    for run in runs.values():
+    for run in _with_settings_of_others(list(runs.values())):
         groups.setdefault(_group_key(groups, run), []).append(run)
     members = list(groups.values())
     return [
         MethodResults(label, index, tuple(group))
         for index, (label, group) in enumerate(zip(_labels(members), members, strict=True))
+    ]
+
+
+def _with_settings_of_others(runs: Sequence[RunResults]) -> list[RunResults]:
+    """Return runs; one whose settings were deleted is compared as one that its record is like."""
+
+    def told(run: RunResults) -> tuple[object, ...]:
+        content = json.dumps(run.record.content(), sort_keys=True, default=str)
+        return content, *main_settings(run.record).values()
+
+    known = {told(run): run for run in reversed(runs) if run.settings}
+    return [
+        run
+        if run.settings or told(run) not in known
+        else replace(run, comparison_key=known[told(run)].comparison_key)
+        for run in runs
     ]
 
 

@@ -91,7 +91,7 @@ def finish(
     if folder is None:
         return replace(result, client_modules={files[k]: module for k, module in kept})
     if record.status == "finished":
-        digests = {ROWS: folder.complete_rows(), **folder.histogram_digest()}
+        digests = {ROWS: folder.complete_rows(), **folder.digests_of_inputs()}
         pictures = None
         if alive is not None:
             pictures = measure_pictures(alive, prepared, server, models)
