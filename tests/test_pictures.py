@@ -169,7 +169,7 @@ def test_the_page_does_without_a_file_that_is_missing_or_damaged(
     file.unlink()
     html = render_report(load_runs([tmp_path / "run"]))
     assert "Predictions of the last model" not in html
-    assert "Before you read on" not in html
+    assert "pictures.safetensors has been deleted since the run ended" in html
 
 
 @pytest.mark.parametrize(
