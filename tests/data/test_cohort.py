@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chi2
 
 from fedkeel.config import Cohort
-from fedkeel.data.cohort import new_clients, select
+from fedkeel.data.cohort import new_clients, numbered, select
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.rng import generator
 
@@ -151,3 +151,21 @@ def test_all_are_all_but_new_clients():
     assert Cohort(participation=0.5, new_clients=12).size(20) == 4
     with pytest.raises(ConfigError, match="leaves nobody"):
         Cohort(new_clients=20).size(20)
+
+
+def test_new_clients_by_name_are_in_no_round() -> None:
+    names = ("east", "north", "south", "west")
+    settings = numbered(Cohort(new_clients=("north",)), names, 4)
+    assert settings.new_clients == (1,)
+    assert numbered(settings, names, 4) == settings
+    assert new_clients(settings, 4, 7).tolist() == [1]
+    sizes = np.array([5, 5, 5, 5])
+    for sampling in ("uniform", "fixed", "examples", "poisson"):
+        of = settings.model_copy(update={"sampling": sampling})
+        assert of.size(4) == 3
+        for round in range(4):
+            assert set(select(of, sizes, 7, round).clients.tolist()) == {0, 2, 3}
+    for given, words in ((("nord",), "'nord' that there is not"), (("west", "west"), "twice")):
+        with pytest.raises(ConfigError, match=words):
+            numbered(Cohort(new_clients=given), names, 4)
+    assert numbered(Cohort(new_clients=("2",)), (), 4).new_clients == (2,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -124,7 +124,8 @@ class Cohort(Settings):
             K / C, so that K is the expected number and a round may have none; or by what is known
             of the clients' losses, see the guide on real time: ``power_of_choice`` or ``oort``.
         dropout: probability that a selected client does not report, in [0, 1).
-        new_clients: number of clients that no round selects, drawn once: their scores show what a
+        new_clients: number of clients that no round selects, drawn once; or their names (of clients
+            without names their numbers), such as ``["north"]``: their scores show what a
             client gets that joins later. All else here counts the other clients alone.
         candidates: for ``power_of_choice``, d: how many clients are asked for their loss in each
             round; None for twice those of a round, as far as there are so many.
@@ -139,7 +140,7 @@ class Cohort(Settings):
     clients: int | None = Field(None, ge=1)
     sampling: Sampling = "uniform"
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    new_clients: int = Field(0, ge=0)
+    new_clients: Annotated[int, Field(ge=0)] | tuple[str, ...] | tuple[int, ...] = 0
     candidates: int | None = Field(None, ge=1)
     exploration: float | None = Field(None, ge=0.0, le=1.0)
     preferred_seconds: float | None = Field(None, gt=0.0)
@@ -153,6 +154,11 @@ class Cohort(Settings):
             if getattr(self, name) is not None and self.sampling != sampling:
                 raise ValueError(f"'{name}' is for sampling = {sampling!r} alone")
         return self
+
+    @property
+    def new_count(self) -> int:
+        """Number of clients that no round selects."""
+        return self.new_clients if isinstance(self.new_clients, int) else len(self.new_clients)
 
     @property
     def by_losses(self) -> bool:
@@ -172,13 +178,13 @@ class Cohort(Settings):
         Raises:
             ConfigError: nobody, or more clients than there are.
         """
-        if self.new_clients and self.new_clients >= population:
+        if self.new_count and self.new_count >= population:
             raise ConfigError(
                 "cohort.new_clients leaves nobody to train.",
-                got=f"{self.new_clients} of {population} clients",
+                got=f"{self.new_count} of {population} clients",
                 expected=f"at most {population - 1}",
             )
-        population -= self.new_clients
+        population -= self.new_count
         if self.clients is not None:
             if self.clients > population:
                 raise ConfigError(

@@ -6,6 +6,7 @@ sees the same clients, also after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 from fedkeel.config import Cohort
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
-from fedkeel.errors import DataError
+from fedkeel.errors import ConfigError, DataError, did_you_mean
 from fedkeel.rng import generator
 
 
@@ -135,16 +136,48 @@ def selectable(settings: Cohort, sizes: Ints, seed: int) -> Ints:
 def new_clients(settings: Cohort, population: int, seed: int) -> Ints:
     """Return the clients that no round selects, ascending.
 
-    They are drawn without replacement from the stream (seed, "new clients").
+    They are those that are given by number; or are drawn without replacement from the stream (seed,
+    "new clients").
 
     >>> new_clients(Cohort(new_clients=2), population=9, seed=0)
     array([4, 5])
     """
+    if not isinstance(settings.new_clients, int):
+        return np.unique(np.array(settings.new_clients, dtype=np.int64))
     if not settings.new_clients:
         return np.zeros(0, dtype=np.int64)
     random = generator(seed, "new clients")
     drawn = random.choice(population, settings.new_clients, replace=False, shuffle=False)
     return np.sort(drawn).astype(np.int64, copy=False)
+
+
+def numbered(settings: Cohort, names: Sequence[str], population: int) -> Cohort:
+    """Return settings that name new clients by their numbers.
+
+    Args:
+        settings: participation; its new clients may be given by name.
+        names: [C] names of the clients, empty where they are just numbers.
+        population: C.
+
+    Raises:
+        ConfigError: there is no such client, or one is named twice.
+    """
+    given = settings.new_clients
+    if isinstance(given, int):
+        return settings
+    place = {name: k for k, name in enumerate(names or map(str, range(population)))}
+    for name in given:
+        if (isinstance(name, int) and not 0 <= name < population) or (
+            isinstance(name, str) and name not in place
+        ):
+            raise ConfigError(
+                f"cohort.new_clients names a client {name!r} that there is not.",
+                do=did_you_mean(str(name), list(place)),
+            )
+    numbers = [name if isinstance(name, int) else place[name] for name in given]
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError("cohort.new_clients names a client twice.", got=list(given))
+    return settings.model_copy(update={"new_clients": tuple(numbers)})
 
 
 def largest_cohort(settings: Cohort, sizes: Ints, seed: int, rounds: int) -> int:

@@ -70,7 +70,7 @@ class Schedule:
         received model and its data alone: the account of such draws is not known to hold where it
         also depends on which rounds the client was in before.
         """
-        population = len(self.sizes) - self.cohort.new_clients
+        population = len(self.sizes) - self.cohort.new_count
         size = self.cohort.size(len(self.sizes))
         sampling = self.cohort.sampling
         if sampling == "examples" or self.cohort.by_losses:

@@ -206,8 +206,8 @@ def _participation_text(prepared: Prepared) -> str:
         text += " expected, each drawn by itself"
     elif cohort.sampling != "uniform":
         text += f", sampled by {cohort.sampling}"
-    if cohort.new_clients:
-        text += f", {cohort.new_clients} of them in none"
+    if cohort.new_count:
+        text += f", {cohort.new_count} of them in none"
     if cohort.dropout:
         text += f", each drops out with probability {cohort.dropout:g}"
     return text

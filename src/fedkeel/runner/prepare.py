@@ -23,6 +23,7 @@ from fedkeel.cost.evaluation import check_evaluation
 from fedkeel.cost.memory import check_server, choose_place, evaluation_batch
 from fedkeel.data import batches
 from fedkeel.data.augment import check_transform, named_transform
+from fedkeel.data.cohort import numbered
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.partition.recipes import divide
@@ -154,6 +155,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     clients = honest if attack is None else attack.poison(honest)
     is_pooled = settings.method == CENTRALISED
     federation = clients.in_one_place() if is_pooled else clients
+    cohort = numbered(settings.cohort, clients.names, len(clients))
+    settings = settings.model_copy(update={"cohort": cohort})
     test = _matched_test_set(federation.data, ingredients.test.to(dtype))
     task = _task_of_method(settings, ingredients.task)
     network = task.network(federation.data, settings.seed, dtype)

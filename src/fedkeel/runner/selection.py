@@ -49,7 +49,7 @@ def check_selection(prepared: Prepared) -> None:
             why="it compares clients by the loss of one model",
             do="set cohort.sampling = 'uniform'",
         )
-    wanted, most = cohort.candidates, clients - cohort.new_clients
+    wanted, most = cohort.candidates, clients - cohort.new_count
     if wanted is not None and not cohort.size(clients) <= wanted <= most:
         raise ConfigError(
             "cohort.candidates does not fit the clients of a round.",
