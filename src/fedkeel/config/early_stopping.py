@@ -26,7 +26,7 @@ class Stop(Settings):
             `System`.
     """
 
-    target: float | None = Field(None, ge=-1e100, le=1e100)
+    target: float | None = Field(None, allow_inf_nan=False)
     patience: int | None = Field(None, ge=1)
     min_delta: float = Field(0.0, ge=0.0, allow_inf_nan=False)
     hours: float | None = Field(None, gt=0.0)

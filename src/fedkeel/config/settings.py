@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -140,7 +140,7 @@ class Cohort(Settings):
     clients: int | None = Field(None, ge=1)
     sampling: Sampling = "uniform"
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    new_clients: Annotated[int, Field(ge=0)] | tuple[str, ...] | tuple[int, ...] = 0
+    new_clients: int | tuple[str, ...] | tuple[int, ...] = 0
     candidates: int | None = Field(None, ge=1)
     exploration: float | None = Field(None, ge=0.0, le=1.0)
     preferred_seconds: float | None = Field(None, gt=0.0)
@@ -150,6 +150,8 @@ class Cohort(Settings):
     def _complete(self) -> Self:
         if self.participation is not None and self.clients is not None:
             raise ValueError("give 'participation' or 'clients', not both")
+        if isinstance(self.new_clients, int) and self.new_clients < 0:
+            raise ValueError("'new_clients' must be at least 0")
         for name, sampling in _ONLY_FOR.items():
             if getattr(self, name) is not None and self.sampling != sampling:
                 raise ValueError(f"'{name}' is for sampling = {sampling!r} alone")
@@ -224,7 +226,7 @@ class Evaluation(Settings):
     every: int = Field(1, ge=1)
     batch_size: int | None = Field(None, ge=1)
     clients_every: int = Field(0, ge=0)
-    target: float | None = Field(None, ge=-1e100, le=1e100)
+    target: float | None = Field(None, allow_inf_nan=False)
     model: Literal["auto", "global", "personal"] = "auto"
 
 
