@@ -89,6 +89,9 @@ class NodeClients(KeepsClientStates):
         trainings: those of a server that does not wait for its clients, else None.
     """
 
+    has_client_models = False
+    """Whether the clients' own models are at hand: they stay on their nodes."""
+
     def __init__(
         self,
         prepared: Prepared,
