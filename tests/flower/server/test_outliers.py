@@ -78,7 +78,7 @@ BUDGET = fk.Privacy(epsilon=8.0, delta=0.01)
         ("fedavg", {}, ""),
         ("scaffold", {}, ""),
         ("scaffold", {}, "uploads/"),
-        ("fedper", {"client_models": "none"}, ""),
+        ("fedper", {}, ""),
         ("fedcurv", {}, ""),
         ("fedcurv", {}, "uploads/"),
         ("dpclient(sigma=3.0)", {"privacy": BUDGET}, ""),
