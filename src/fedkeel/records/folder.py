@@ -219,6 +219,15 @@ class RunFolder:
         except OSError as error:
             raise self._refused(error) from None
 
+    def start_again(self, record: RunRecord, config: str) -> None:
+        """Write that a run goes on to more rounds; its models are those of its end no more."""
+        with self._writing():
+            for name in (MODEL, BEST_MODEL, CLIENT_MODELS):
+                path = self.path / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            self._write_run(record)
+            write_text(self.path / "config.toml", config)
+
     def _refused(self, error: Exception) -> RunError:
         what = f"{self.path} cannot be written to."
         return RunError(what, got=error, do=ANOTHER)

@@ -333,6 +333,7 @@ class RunRecord:
         client_parameters: names of the parameters, and of the statistics of batch normalisation,
             that each client keeps for itself; the run then has no single model.
         new_clients: clients that no round selects, ascending.
+        earlier_keys: keys of this run when it had fewer rounds.
         engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and
             ``precision`` that ran, and the kind that was ``asked`` for; ``reasons`` why a faster
             one could not be used.
@@ -375,6 +376,7 @@ class RunRecord:
     judges: Literal["global", "personal"] = "global"
     client_parameters: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     new_clients: list[Count] = field(default_factory=list)
+    earlier_keys: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     adversary: str = field(default="", metadata=_OPTIONAL)
     warnings: list[str] = field(default_factory=list)
     privacy: PrivacyRecord | None = field(default=None, metadata=_OPTIONAL)

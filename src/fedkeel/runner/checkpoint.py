@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Checkpoints:
         table: the server's rows of clients.
         best: the best model.
         training: knows whose replies are due.
+        earlier_keys: keys of the run when it had fewer rounds.
 
     Attributes:
         damaged: what is wrong with a newer checkpoint than the one restored; "" mostly.
@@ -49,8 +50,9 @@ class Checkpoints:
         table: ServerTable,
         best: BestModelKeeper,
         training: Training,
+        earlier_keys: Sequence[str] = (),
     ) -> None:
-        self._folder, self._key = folder, key
+        self._folder, self._key, self._earlier_keys = folder, key, earlier_keys
         self._engine, self._table, self._best = engine, table, best
         self._training = training
         self._saved_at = time.monotonic()
@@ -66,7 +68,7 @@ class Checkpoints:
         if saved is None:
             return None
         self.damaged = saved.damaged
-        if saved.state.get("key") != self._key:
+        if saved.state.get("key") not in (self._key, *self._earlier_keys):
             raise RunError(f"The checkpoint in {self._folder} belongs to another run.")
         server = unpacked(saved.arrays, server, saved.round)
         self._engine.restore(saved.arrays)

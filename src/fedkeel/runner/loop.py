@@ -136,7 +136,7 @@ class Run:
         if self._folder is not None:
             key = self._prepared.key
             keepers = engine, self._table, self._best, self._training
-            self._checkpoints = Checkpoints(self._folder, key, *keepers)
+            self._checkpoints = Checkpoints(self._folder, key, *keepers, self._record.earlier_keys)
             saved = self._checkpoints.restore(self._server) if resume else None
             if self._checkpoints.damaged:
                 text = f"{self._checkpoints.damaged}; the run went on from the one before"

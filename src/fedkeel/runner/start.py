@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from fedkeel import config
@@ -22,6 +23,7 @@ from fedkeel.runner.callbacks import Callback, RunInfo
 from fedkeel.runner.checkpoint import unpacked
 from fedkeel.runner.loop import Run
 from fedkeel.runner.manifest import describe_run
+from fedkeel.runner.more_rounds import is_beginning
 from fedkeel.runner.result import Result
 from fedkeel.runner.warnings import values_not_seen
 from fedkeel.system.trainings import Trainings
@@ -77,7 +79,7 @@ def _start(
     folder = RunFolder(out)
     text = config.to_toml(prepared.settings)
     before = _run_in(folder, prepared)
-    if before is not None and before.status == "finished":
+    if before is not None and before.status == "finished" and before.key == prepared.key:
         return _finished(folder, before, prepared, callbacks)
     if before is None:
         check_disk(prepared, out)
@@ -92,7 +94,8 @@ def _start(
             mark_as_made_here(folder.path, prepared.settings)
             _save_histogram(folder, prepared)
             return Run(prepared, record, folder, callbacks, engine, trainings).make()
-        if before.status == "finished":
+        goes_further = before.key != prepared.key
+        if before.status == "finished" and not goes_further:
             return _finished(folder, before, prepared, callbacks)
         if not resume:
             raise _unfinished(folder, before)
@@ -100,8 +103,12 @@ def _start(
         check_disk(prepared, out)
         if engine is None:
             choice = kept_engine(before.engine, prepared.settings.engine) or choice
-        record = describe_run(prepared, choice)
-        folder.write_run(record)
+        keys = [*before.earlier_keys, *([before.key] if goes_further else [])]
+        record = replace(describe_run(prepared, choice), earlier_keys=keys)
+        if goes_further:
+            folder.start_again(record, text)
+        else:
+            folder.write_run(record)
         _save_histogram(folder, prepared)
         return Run(prepared, record, folder, callbacks, engine, trainings).make(resume=True)
 
@@ -136,6 +143,8 @@ def _run_in(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
         return record
     if _failed_at_once(folder, record):
         return None
+    if prepared.clients.how["kind"] != "nodes" and is_beginning(record, prepared):
+        return record
     difference = _difference(folder, prepared.settings) or _other_difference(record, prepared)
     raise _other_run(folder, record, difference)
 
