@@ -30,6 +30,9 @@ def run(
     trust: bool = TRUST,
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
     resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
+    rounds: int = typer.Option(
+        None, "--rounds", min=1, help="Rounds; with --resume, more than the run there has had."
+    ),
     diagnose: str = DIAGNOSE,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -51,6 +54,7 @@ def run(
     from fedkeel.runner.tracking import trackers
     from fedkeel.study.comparison import Comparison
 
+    settings = [*(settings or []), *([] if rounds is None else [f"rounds={rounds}"])]
     experiment = read_experiment(path, preset, settings, diagnose, trust=trust)
     if out is None:
         is_folder = path is not None and os.path.isdir(path)
