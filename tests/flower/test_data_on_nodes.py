@@ -770,6 +770,44 @@ def test_nodes_and_server_standardise_alike(tmp_path: Path) -> None:
         serve(grid, server, RunOptions(tmp_path / "run"))
 
 
+@pytest.mark.parametrize("shape", [(6, 3), (3, 3)])
+@pytest.mark.parametrize("how", ["standardize", "client"])
+def test_nodes_standardise_series_along_the_declared_axis(
+    shape: tuple[int, int], how: str, tmp_path: Path
+) -> None:
+    """Each channel, the last axis, has one mean and deviation over nodes, steps and examples."""
+    raw = {}
+    for k in range(2):
+        x = np.random.default_rng(k).normal(size=(20, *shape)) * [1, 2, 3] + [0, 50, 7 * k]
+        np.savez(tmp_path / f"{k}.npz", x=x, kind=np.array(["no", "yes"] * 10))
+        raw[k] = x
+    data = {**DATA, "normalize": how, "channels": "last"}
+    experiment, files = own(data=data), [str(tmp_path / f"{k}.npz") for k in range(2)]
+    grid = nodes_with(tmp_path, experiment, files)
+    served = serve(grid, experiment, RunOptions(tmp_path / "run"))
+    assert [row.faults for row in served.rows] == [{}] * 3
+    trained = []
+    for k in range(2):
+        federation = nodes_with(tmp_path, own(data=DATA), files).nodes[100 + k].prepared.setup
+        federation = federation.federation
+        trained.append(federation.data.x.numpy()[federation.rows])
+    scales = [
+        json.loads((tmp_path / "s" / f"scale-{k}-{served.record.key}.json").read_text())
+        for k in range(2)
+    ]
+    for k, scale in enumerate(scales):
+        known = np.concatenate(trained) if how == "standardize" else trained[k]
+        for name, values in (("mean", known.mean((0, 1))), ("deviation", known.std((0, 1)))):
+            full = np.broadcast_to(values, shape).ravel() if shape[0] == shape[1] else values
+            np.testing.assert_allclose(scale[name], full, rtol=1e-5, atol=1e-6)
+    if how == "standardize":
+        np.testing.assert_allclose(served.record.data.scale.mean, scales[0]["mean"])
+        words = "another axis" if shape == (6, 3) else "another experiment"
+        server = own(data={**DATA, "normalize": how})
+        with pytest.raises(FedkeelError, match=words):
+            serve(nodes_with(tmp_path, experiment, files), server, RunOptions(tmp_path / "other"))
+
+
 def test_categories_on_nodes_have_names(tmp_path: Path) -> None:
     data = {**DATA, "categories": ["b"], "missing": "indicator"}
     with pytest.raises(DataError, match="needs the names of the categories of 'b'"):

@@ -43,6 +43,9 @@ class Data(Settings):
             training examples of all clients; ``"client"`` does so at each client by its own;
             ``"pixels"`` does so with each single number of an input, as FedProx's recipe for MNIST;
             ``"none"`` leaves images in [0, 1]. Inputs of categories stay 0 and 1.
+        channels: ``"last"`` where the channels are the last axis of an input, as in series [T, C]
+            of T steps; for `normalize` of ``"standardize"`` or ``"client"``. ``"first"`` takes the
+            first axis.
         augment: random changes while training. ``"crop_flip"`` pads images by 4, crops at random
             and mirrors half of them; ``"my_transforms:flip"`` is a function of your own, (inputs,
             targets, numpy generator) -> (inputs, targets) of a batch.
@@ -72,6 +75,7 @@ class Data(Settings):
     test_fraction: float = Field(0.2, gt=0.0, lt=1.0)
     shape: tuple[int, int, int] | None = None
     normalize: Literal["source", "standardize", "client", "pixels", "none"] = "source"
+    channels: Literal["first", "last"] = "first"
     augment: str = "none"
     label: str = "label"
     target: Literal["label", "quantity"] = "label"
@@ -112,6 +116,15 @@ class Data(Settings):
         if not isinstance(value, Mapping):
             return value
         return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+
+    @model_validator(mode="after")
+    def _has_use_for_channels(self) -> Self:
+        if self.channels == "last" and self.normalize not in ("standardize", "client"):
+            raise ValueError(
+                '\'channels\' = "last" is for normalize = "standardize" or "client", which '
+                f"take a mean of each channel, and it is {self.normalize!r}"
+            )
+        return self
 
     @property
     def categories_of(self) -> dict[str, tuple[str, ...]]:

@@ -61,8 +61,9 @@ class Dataset:
         label_names: Y names for the labels, empty where they are just numbers.
         columns: names of the inputs of a table, in their order; empty of anything else.
         scale: mean and deviation that were taken off the inputs and that they were divided by: one
-            for each channel, column or pixel, with a deviation of 1e30 for what never varied and
-            became 0. None where nothing was, or not the same everywhere.
+            for each channel, column or single number (which of them, their number says), with a
+            deviation of 1e30 for what never varied and became 0. None where nothing was, or not the
+            same everywhere.
         client_scales: of each client by name, the same of its own inputs; empty where the clients'
             inputs were not standardised apart.
         schema: what the columns of a table became, None of anything else.

@@ -76,6 +76,8 @@ class Agreement(Settings):
             # nodes count on each other's noise, so they have to make the same
             privacy = settings.privacy and settings.privacy.model_dump(exclude={"key_file"})
             facts["noise"] = [privacy, prepared.population.clients, settings.rounds]
+        if "channels" in prepared.setup.federation.how:
+            facts["channels"] = prepared.setup.federation.how["channels"]
         if prepared.attack is not None:
             facts["adversary"] = settings.adversary.model_dump(mode="json")
         experiment = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)

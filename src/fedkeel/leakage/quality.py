@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedkeel.data.dataset import ScalePair
+from fedkeel.data.read.scaling import spread
 
 RECOVERED = 20.0
 """PSNR in dB from which an example counts as recovered; one can then recognise most pictures."""
@@ -43,7 +44,8 @@ class Units:
         shape = x.shape[1:]
         mean, deviation = ([0.0], [1.0]) if scale is None else map(list, scale)
         means, deviations = (
-            _shaped(torch.tensor(v, dtype=torch.float64), shape) for v in (mean, deviation)
+            spread(torch.tensor(v, dtype=torch.float64), shape if len(v) > 1 else (1,))
+            for v in (mean, deviation)
         )
         deviations = torch.where(deviations > 1e29, 0.0, deviations)  # what never varied
         sample = x[torch.linspace(0, len(x) - 1, min(len(x), 2000)).long()].double()
@@ -53,15 +55,6 @@ class Units:
     def raw(self, x: Tensor) -> Tensor:
         """Return inputs [n, ...] in their first units."""
         return x.double() * self.deviation + self.mean
-
-
-def _shaped(values: Tensor, shape: torch.Size) -> Tensor:
-    """Return values so that they broadcast over one input: one, one a channel, or one a number."""
-    if len(values) == 1:
-        return values.reshape(())
-    if len(shape) == 3 and len(values) == shape[0]:
-        return values[:, None, None]
-    return values.reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeel.data.read.scaling import Scale
+from fedkeel.data.read.scaling import Scale, spread
 from fedkeel.errors import ModelError
 from fedkeel.predict.preparation import Preparation
 from fedkeel.predict.trained_model import TrainedModel, metadata
@@ -47,12 +47,10 @@ class WithPreparation(nn.Module):
     def __init__(self, module: nn.Module, scale: Scale, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.module = module
-        is_by_axis = len(scale.mean) == shape[0]
-        view = (1, -1, *[1] * (len(shape) - 1)) if is_by_axis else (1, *shape)
         varies = scale.std != 0
         factor = torch.where(varies, 1 / torch.where(varies, scale.std, 1.0), 0.0)
-        self.register_buffer("mean", scale.mean.reshape(view))
-        self.register_buffer("factor", factor.reshape(view))
+        self.register_buffer("mean", spread(scale.mean, shape)[None])
+        self.register_buffer("factor", spread(factor, shape)[None])
 
     def forward(self, x: Tensor) -> Any:  # noqa: ANN401 - whatever the module returns
         """Return what the module returns for inputs [N, ...] before they are standardised."""
@@ -145,9 +143,8 @@ def _inputs_like(example: Tensor, preparation: Preparation, module: nn.Module) -
         return [torch.randint(0, min(known, default=2), shape, generator=random)]
     noise = torch.randn(shape, generator=random, dtype=torch.float64)
     if preparation.scale is not None:
-        scale = preparation.scale
-        view = [-1, *[1] * (len(shape) - 2)] if len(scale.mean) == shape[1] else list(shape[1:])
-        noise = scale.mean.reshape(view) + scale.std.reshape(view) * noise
+        mean, std = preparation.scale.mean, preparation.scale.std
+        noise = spread(mean, shape[1:]) + spread(std, shape[1:]) * noise
     like_indices = torch.randint(0, 2, shape, generator=random)  # a column may be one
     return [noise.to(example.dtype), like_indices.to(example.dtype)]
 

@@ -141,7 +141,7 @@ class Preparation:
             return self._cast(inputs)
         x = only_tensor(inputs.x, "standardising")
         if self.scale is not None:
-            x = _standardised(x, self.scale)
+            x = self.scale.applied(x)
         else:
             x = self._by_client(x, self._clients(inputs, name, client), name)
         return self._cast(NewInputs(x, inputs.others, inputs.warnings))
@@ -210,7 +210,7 @@ class Preparation:
                     do=did_you_mean(client, self.client_scales),
                 )
             rows = torch.from_numpy(np.flatnonzero(index == client))
-            out[rows] = _standardised(x[rows], self.client_scales[client])
+            out[rows] = self.client_scales[client].applied(x[rows])
         return out
 
     def _cast(self, inputs: NewInputs) -> NewInputs:
@@ -227,13 +227,6 @@ class Preparation:
         if self.whole.get(name, not tensor.is_floating_point()):
             return as_tokens(tensor, name) if tensor.is_floating_point() else tensor
         return tensor.to(self.dtype)
-
-
-def _standardised(x: Tensor, scale: Scale) -> Tensor:
-    """Return inputs standardised by each channel or column, or by each single number."""
-    if len(scale.mean) == x.shape[1]:
-        return scale.applied(x)
-    return scale.applied(x.flatten(1)).reshape(x.shape)
 
 
 def _scale(record: run_record.Scale) -> Scale:

@@ -66,7 +66,10 @@ class Scale:
     """How inputs were standardised: (input - mean) / deviation.
 
     Args:
-        mean: mean of each channel, column or pixel.
+        mean: mean of each channel, column or single number. They are for the first axis of an input
+            where it has as many places, for all its numbers where there are as many, else for its
+            last axis. Channels of the last axis (``data.channels``) are written for each number
+            where both axes are equally long.
         deviation: standard deviation of each. It is 1e30 for an input that was the same in all
             training examples, which therefore became 0 whatever it is in others.
     """

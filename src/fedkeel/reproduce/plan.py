@@ -183,6 +183,8 @@ def digest(experiment: config.Experiment) -> str:
         values["engine"]["precision"] = experiment.engine.precision
     if not experiment.data.drop:  # settings that were added later: older runs keep their names
         del values["data"]["drop"]
+    if experiment.data.channels == "first":
+        del values["data"]["channels"]
     for table, name in (("data", "text"), ("model", "lora")):
         if values[table][name] is None:
             del values[table][name]

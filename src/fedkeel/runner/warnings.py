@@ -356,15 +356,17 @@ def _unscaled_columns(data: Dataset) -> str:
 
 def _swapped_series_axes(data: Dataset) -> str:
     """Return a warning where the steps of a series may have been taken for its channels."""
-    if data.scale is None or isinstance(data.shape, dict) or len(data.shape) != 2:
+    scales = [data.scale, *data.client_scales.values()]
+    scale = next((scale for scale in scales if scale is not None), None)
+    if scale is None or isinstance(data.shape, dict) or len(data.shape) != 2:
         return ""
     first, second = data.shape
-    if len(data.scale[0]) != first or first <= second:
+    if len(scale[0]) != first or first <= second:
         return ""
     return (
         f"standardising took inputs {list(data.shape)} for series of {first} channels and "
-        f"{counted(second, 'step')}: of series [steps, channels] swap the axes, x.swapaxes(1, 2), "
-        "and again in the model"
+        f"{counted(second, 'step')}: of series [steps, channels] say "
+        'channels = "last" in [data], or in fedkeel.from_clients'
     )
 
 

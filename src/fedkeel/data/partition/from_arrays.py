@@ -211,6 +211,7 @@ def from_clients(
     categories: Sequence[str] | Mapping[str, Sequence[str]] = (),
     missing: Literal["refuse", "mean", "indicator"] = "refuse",
     normalize: Literal["none", "standardize", "client", "pixels"] = "none",
+    channels: Literal["first", "last"] = "first",
     holdout: float = 0.0,
     holdout_by: GroupIds = None,
     stratify: bool = False,
@@ -238,6 +239,8 @@ def from_clients(
         normalize: ``standardize`` brings each column, or each channel, to mean 0 and deviation 1 by
             the training examples of all clients, ``client`` at each client by its own; see
             `fedkeel.config.Data`.
+        channels: ``last`` where the channels of the inputs are their last axis, as in series
+            [steps, channels]: each then has one mean and one deviation, over all steps.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         holdout_by: what belongs together, such as the patient of each example, which is held out
             as a whole: an array for each client, by name or in a list; one array for all clients
@@ -271,7 +274,8 @@ def from_clients(
             do=did_you_mean(unknown[0], named),
         )
     column = holdout_by if isinstance(holdout_by, str) else None
-    reading = Reading(target, drop, categories, missing, normalize, classes, tokens, column)
+    read = target, drop, categories, missing, normalize, classes, tokens, column, channels
+    reading = Reading(*read)
     data, count = read_clients(named, tests, reading)
     if holdout_by is not None and column is None:
         data = replace(data, grouped_by="group", group=_groups(holdout_by, named, data, count))
@@ -279,6 +283,8 @@ def from_clients(
     made = _divide("client", data.part(slice(None, count)), seed, held)
     if normalize != "none":
         made = replace(made, how={**made.how, "normalize": normalize})
+    if channels == "last":
+        made = replace(made, how={**made.how, "channels": channels})
     return made if not tests else _with_test(made, data, data.part(slice(count, None)))
 
 

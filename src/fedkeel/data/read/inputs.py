@@ -14,7 +14,13 @@ from fedkeel.data.dataset import ScalePair, cast_inputs
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.images import shape_text, write_images
 from fedkeel.data.read.join import Clients, Source, common_shape, with_same_categories
-from fedkeel.data.read.scaling import Scale, measure_scale, normalise, normalise_clients
+from fedkeel.data.read.scaling import (
+    Scale,
+    check_channels,
+    measure_scale,
+    normalise,
+    normalise_clients,
+)
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.errors import DataError, counted
 from fedkeel.memory import format_bytes, free_memory
@@ -74,13 +80,16 @@ def make_inputs(
         _check_memory(len(train) + len(test), (len(schema.inputs),), train.dtype)
         train, test = schema.inputs_of(train), schema.inputs_of(test)
         columns, binary = schema.inputs, schema.is_binary
+    is_image = any(half.is_image for source in sources for half in source.halves)
+    check_channels(train.shape[1:], settings.channels, is_image, "channels")
     client_scales: dict[str, ScalePair] = {}
     if settings.normalize == "client":
         (names, index), (_, test_index) = ((c.names, c.index) for c in clients)
-        scales = normalise_clients(train, test, index, test_index, binary)
+        scales = normalise_clients(train, test, index, test_index, binary, settings.channels)
         client_scales = {names[k]: scale.recorded() for k, scale in scales.items()}
     else:
-        scale = normalise(train, test, settings.normalize, binary) or scale
+        how, channels = settings.normalize, settings.channels
+        scale = normalise(train, test, how, binary, channels) or scale
     do = 'normalize = "standardize" in [data], or divide the column by a large number'
     train, test = (cast_inputs(x, torch.float32, columns, do) for x in (train, test))
     recorded = None if scale is None else scale.recorded()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel.data.user_arrays import Ints
+from fedkeel.errors import DataError
+
+Channels = Literal["first", "last"]
+"""Which axis of an input has the channels: the first of [C, T], or the last of [T, C]."""
 
 CONSTANT = 1e30
 """Deviation on record of what was the same in all training examples: (x - mean) / it is nothing."""
@@ -22,7 +28,9 @@ _PIXEL_EPS = 0.001 / 255
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and deviation of each channel of images, or of each column of a table. F of them.
+    """Mean and deviation of each channel or column, or of each single number. F of them.
+
+    `spread` says which numbers of an input they are for.
 
     Args:
         mean: [F] float64.
@@ -38,19 +46,27 @@ class Scale:
         return cls(*(torch.tensor(values, dtype=torch.float64) for values in (mean, std)))
 
     def applied(self, x: Tensor) -> Tensor:
-        """Return [N, F, ...] standardised, as new memory."""
+        """Return inputs [N, ...] standardised, as new memory."""
         out = x.clone()
         self.apply_(out)
         return out
 
     def apply_(self, x: Tensor) -> None:
-        """Standardise [N, F, ...] in place."""
-        view = (-1, *([1] * (x.ndim - 2)))
-        mean, std = (t.to(x.dtype).reshape(view) for t in (self.mean, self.std))
+        """Standardise inputs [N, ...] in place."""
+        mean, std = (spread(t.to(x.dtype), x.shape[1:]) for t in (self.mean, self.std))
         constant = self.std == 0
         x.sub_(mean).div_(torch.where(std == 0, torch.ones_like(std), std))
         if bool(constant.any()):
-            x[:, constant] = 0
+            x.masked_fill_(spread(constant, x.shape[1:]), 0)
+
+    def of_last_axis(self, shape: Sequence[int]) -> Scale:
+        """Return the scale of the last axis of inputs of a shape, so that `spread` finds it.
+
+        Where the first axis is as long, this is a mean and a deviation of each single number.
+        """
+        if len(self.mean) == recorded_width(shape, "last"):
+            return self
+        return Scale(*(t.expand(tuple(shape)).flatten() for t in (self.mean, self.std)))
 
     def without(self, columns: Tensor) -> Scale:
         """Return the scale that leaves the columns as they are for which [F] `columns` is true."""
@@ -131,17 +147,81 @@ class Moments:
         return Scale(self.mean, torch.where(std == 0, std, std + eps))
 
 
-def measure_scale(x: Tensor, eps: float = 0.0) -> Scale:
-    """Return the mean and deviation of [N, F, ...] for each F, over all other axes.
+def spread(values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the F numbers of a scale so that they broadcast over inputs [N, ...].
+
+    They are for the first axis of an input where this has F places, for its single numbers where
+    there are F, and else for its last axis.
+
+    Args:
+        values: [F].
+        shape: shape of one input.
+
+    Raises:
+        ValueError: there are F of none of these.
+
+    >>> [tuple(spread(torch.zeros(n), (4, 3)).shape) for n in (4, 12, 3)]
+    [(4, 1), (4, 3), (3,)]
+    """
+    count = len(values)
+    if count == shape[0]:
+        return values.reshape(-1, *[1] * (len(shape) - 1))
+    if count == math.prod(shape):
+        return values.reshape(tuple(shape))
+    if count == shape[-1]:
+        return values
+    raise ValueError(f"a scale of {count} numbers for inputs of shape {list(shape)}")
+
+
+def recorded_width(shape: Sequence[int], channels: Channels) -> int:
+    """Return F of a scale of channels, as it is recorded: see `Scale.of_last_axis`."""
+    if channels == "first":
+        return shape[0]
+    return shape[-1] if shape[0] != shape[-1] else math.prod(shape)
+
+
+def measure_scale(x: Tensor, eps: float = 0.0, channels: Channels = "first") -> Scale:
+    """Return the mean and deviation of each channel of [N, ...], over all other axes.
 
     Args:
         x: the inputs.
         eps: added to each deviation that is not 0.
+        channels: the axis of an input that has them.
     """
-    return Moments.of(x).scale(eps)
+    if channels == "first":
+        return Moments.of(x).scale(eps)
+    return Moments.of(x.movedim(-1, 1)).scale(eps).of_last_axis(x.shape[1:])
 
 
-def normalise(train: Tensor, test: Tensor, how: str, binary: Tensor | None = None) -> Scale | None:
+def check_channels(shape: Sequence[int], channels: Channels, is_image: bool, what: str) -> None:
+    """Refuse channels on the last axis of inputs that have one axis, or have it elsewhere.
+
+    Args:
+        shape: shape of one input.
+        channels: the axis that is declared.
+        is_image: whether they were read as images, which are [C, H, W].
+        what: what to call the setting in messages.
+
+    Raises:
+        DataError: so it is.
+    """
+    if channels == "first" or not (is_image or len(shape) < 2):
+        return
+    raise DataError(
+        f"{what} = 'last' is for series [steps, channels] and other inputs of two axes or more.",
+        got="images, whose channels are the first axis" if is_image else "a table or one axis",
+        do=f"leave {what} out: each {'channel' if is_image else 'column'} is standardised "
+        "by itself",
+    )
+
+
+def normalise(
+    train: Tensor,
+    test: Tensor,
+    how: str,
+    binary: Tensor | None = None,
+    channels: Channels = "first",
+) -> Scale | None:
     """Normalise inputs in place by the training inputs, and return the scale that was used.
 
     Args:
@@ -149,17 +229,16 @@ def normalise(train: Tensor, test: Tensor, how: str, binary: Tensor | None = Non
         test: [M, ...] test inputs.
         how: see `fedkeel.config.Data`; other ways than ``standardize`` and ``pixels`` do nothing.
         binary: [F] whether a column of a table is 0 or 1 and stays so; None for none.
+        channels: the axis of an input that ``standardize`` takes for channels.
     """
     if how == "pixels":  # each number of an input is a column
-        halves = (train.flatten(1), test.flatten(1))
-        scale = measure_scale(halves[0], _PIXEL_EPS)
+        scale = measure_scale(train.flatten(1), _PIXEL_EPS)
     elif how == "standardize":
-        halves = (train, test)
-        scale = measure_scale(train)
+        scale = measure_scale(train, channels=channels)
     else:
         return None
     scale = scale if binary is None else scale.without(binary)
-    for half in halves:
+    for half in (train, test):
         scale.apply_(half)
     return scale
 
@@ -170,6 +249,7 @@ def normalise_clients(
     train_clients: Ints,
     test_clients: Ints,
     binary: Tensor | None = None,
+    channels: Channels = "first",
 ) -> dict[int, Scale]:
     """Standardise inputs in place, each client's by its own training inputs.
 
@@ -181,18 +261,19 @@ def normalise_clients(
         train_clients: [N] client of each.
         test_clients: [M] client of each.
         binary: as in `normalise`.
+        channels: as in `normalise`.
 
     Returns:
         The scale of each client.
     """
     clients = np.unique(train_clients).tolist()
     others = torch.from_numpy(np.flatnonzero(~np.isin(test_clients, clients)))
-    common = measure_scale(train) if len(others) else None
+    common = measure_scale(train, channels=channels) if len(others) else None
     scales = {}
     for client in clients:
         rows = torch.from_numpy(np.flatnonzero(train_clients == client))
         inputs = train[rows]
-        scale = measure_scale(inputs)
+        scale = measure_scale(inputs, channels=channels)
         scales[client] = scale if binary is None else scale.without(binary)
         test_rows = torch.from_numpy(np.flatnonzero(test_clients == client))
         for half, index in ((train, rows), (test, test_rows)):

@@ -26,7 +26,13 @@ from fedkeel.data.read.identifiers import encode, in_order
 from fedkeel.data.read.join import Source, with_categories
 from fedkeel.data.read.load import join, read_path
 from fedkeel.data.read.raw_examples import RawExamples
-from fedkeel.data.read.scaling import Scale, normalise, normalise_clients
+from fedkeel.data.read.scaling import (
+    Channels,
+    Scale,
+    check_channels,
+    normalise,
+    normalise_clients,
+)
 from fedkeel.data.read.tables import PANDAS_INDEX, TableFormat, examples_of_table
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.data.user_objects import (
@@ -62,6 +68,7 @@ class Reading:
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
         group: name of the column of groups that are held out as wholes; None for no groups.
+        channels: as `fedkeel.config.Data` has it.
     """
 
     target: str | None = None
@@ -72,6 +79,7 @@ class Reading:
     classes: int | None = None
     tokens: bool = False
     group: str | None = None
+    channels: Channels = "first"
 
     def settings(self, label: str = "label") -> Data:
         """Return the settings of tables and files.
@@ -90,6 +98,7 @@ class Reading:
             "categories": dict(categories) if isinstance(categories, Mapping) else categories,
             "missing": self.missing,
             "normalize": self.normalize,
+            "channels": self.channels,
             "target": "quantity" if self.classes == 0 else "label",
         }
         return build(Data, values, "data")
@@ -236,7 +245,7 @@ def _scaled(x: Tensor, train: Dataset, name: str) -> Tensor:
     if train.scale is None:
         return x
     x, scale = x.clone(), Scale.of(*train.scale)
-    scale.apply_(x.flatten(1) if len(scale.mean) != x.shape[1] else x)
+    scale.apply_(x)
     return x
 
 
@@ -424,7 +433,10 @@ def _join_arrays(
         warnings=tuple(warning for part in datasets for warning in part.warnings),
     )
     count = sum(len(part) for part in datasets[: len(clients)])
-    return _normalised(both, count, settings.normalize), count
+    is_image = any(is_data_set(value) and has_images(value) for _, _, value in parts)
+    if isinstance(both.shape, tuple):
+        check_channels(both.shape, reading.channels, is_image, "channels")
+    return _normalised(both, count, settings.normalize, reading.channels), count
 
 
 def _common_names(whats: Sequence[str], datasets: Sequence[Dataset]) -> tuple[str, ...]:
@@ -500,7 +512,7 @@ def _of_arrays(value: Examples, name: str, reading: Reading, what: str) -> Datas
     return dataset_of_arrays(*value, classes=classes, name=name, tokens=reading.tokens, **more)
 
 
-def _normalised(data: Dataset, count: int, how: str) -> Dataset:
+def _normalised(data: Dataset, count: int, how: str, channels: Channels) -> Dataset:
     """Return joined arrays normalised by the first `count` of them, the training examples."""
     if how in ("none", "source"):
         return data
@@ -519,8 +531,9 @@ def _normalised(data: Dataset, count: int, how: str) -> Dataset:
                 got="examples that name no client",
                 do="name the clients, or set normalize = 'standardize'",
             )
-        scales = normalise_clients(*halves, data.client[:count], data.client[count:])
+        index = data.client[:count], data.client[count:]
+        scales = normalise_clients(*halves, *index, channels=channels)
         named = {data.clients[k]: scale.recorded() for k, scale in scales.items()}
         return replace(data, x=x, client_scales=named)
-    scale = normalise(*halves, how)
+    scale = normalise(*halves, how, channels=channels)
     return replace(data, x=x, scale=None if scale is None else scale.recorded())

@@ -13,7 +13,7 @@ from fedkeel.data.dataset import Dataset, Ints, dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.load import all_trained_on, load
 from fedkeel.data.read.raw_examples import train_and_test_rows
-from fedkeel.data.read.scaling import normalise
+from fedkeel.data.read.scaling import check_channels, normalise
 from fedkeel.data.user_arrays import as_array
 from fedkeel.data.values import Values, joined, shape_text, tensors_of
 from fedkeel.engine.prepared import Ingredients
@@ -66,6 +66,8 @@ def read_local_data(experiment: Experiment, source: object, client: int) -> Ingr
     how = {"kind": NODES}
     if experiment.data.normalize == "standardize" and _is_scaled(train.x):
         how["normalize"] = "standardize"  # by the sums of all nodes, which the server merges
+    if experiment.data.channels == "last":
+        how["channels"] = "last"
     both = replace(train, x=joined([train.x, test.x]), y=joined([train.y, test.y]), group=None)
     rows = np.arange(len(both), dtype=np.int64)
     federation = Federation(
@@ -162,7 +164,9 @@ def _from_function(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]
     inputs = tuple(x.clone(memory_format=torch.contiguous_format) for x in (train.x, test.x))
     scale = train.scale
     if inputs[0].is_floating_point():
-        normalised = normalise(inputs[0], inputs[1], _by_itself(experiment))
+        channels = experiment.data.channels
+        check_channels(inputs[0].shape[1:], channels, False, "data.channels")
+        normalised = normalise(inputs[0], inputs[1], _by_itself(experiment), None, channels)
         scale = train.scale if normalised is None else normalised.recorded()
     train, test = (
         replace(part, x=x, scale=scale, **more)

@@ -15,7 +15,7 @@ from flwr.app import MetricRecord, RecordDict
 from torch import Tensor
 
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.read.scaling import Moments, Scale
+from fedkeel.data.read.scaling import Moments, Scale, recorded_width
 from fedkeel.data.values import Values, only_tensor
 from fedkeel.engine.base import ClientJob, ServerModel, TrainingSetup
 from fedkeel.engine.evaluation import evaluate, node_states, split_examples, states_by_client
@@ -399,7 +399,9 @@ class Node:
             return None
         federation = self.prepared.setup.federation
         x = only_tensor(federation.data.x, "standardising")
-        moments = Moments.of(x[torch.from_numpy(federation.rows)])
+        is_last = federation.how.get("channels") == "last"
+        x = x[torch.from_numpy(federation.rows)]
+        moments = Moments.of(x.movedim(-1, 1) if is_last else x)
         if federation.data.schema is not None:
             moments = moments.without(federation.data.schema.is_binary)
         return Sums.of(moments)
@@ -415,7 +417,8 @@ class Node:
             return setup
         data, scale = setup.federation.data, request.scale
         x = only_tensor(data.x, "standardising").clone()
-        width = x.shape[1]
+        is_last = setup.federation.how.get("channels") == "last"
+        width = recorded_width(x.shape[1:], "last" if is_last else "first")
         if scale is None or {len(scale.mean), len(scale.deviation)} != {width}:
             raise WireError(
                 "The server does not say how inputs are standardised.",

@@ -66,7 +66,7 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
         data,
         np.broadcast_to(np.zeros((), dtype=np.int64), sum(train_sizes)),
         np.cumsum([0, *train_sizes]),
-        {"kind": NODES},
+        {"kind": NODES} | ({"channels": "last"} if experiment.data.channels == "last" else {}),
         names,
         np.zeros(len(owners), dtype=np.int64),
         np.cumsum([0, *(test_sizes > 0)]),
@@ -115,14 +115,26 @@ def _common_scale(experiment: Experiment, nodes: list[NodeDescription]) -> Scale
     """
     is_wanted = experiment.data.normalize == "standardize"
     for client, node in enumerate(nodes):
-        if _is_scaled(node) and (node.sums is not None) != is_wanted:
+        if (node.sums is not None) != (is_wanted and _is_scaled(node)):
             raise DataError(
                 f"Client {client} standardises its inputs otherwise than the server.",
                 expected=f"data.normalize = {experiment.data.normalize!r}",
                 do="use the same experiment file at the server and on every node",
             )
     sums = [node.sums.moments() for node in nodes if node.sums is not None]
-    return reduce(Moments.merged, sums).scale().recorded() if sums else None
+    if not sums:
+        return None
+    shape, is_last = nodes[0].inputs[""].shape, experiment.data.channels == "last"
+    channels, width = shape[-1 if is_last else 0] if shape else 0, len(sums[0].mean)
+    if width != channels:
+        raise DataError(
+            "The nodes take another axis of their inputs for channels than the server.",
+            got=f"sums of {width} channels",
+            expected=f"{channels}, the {experiment.data.channels} axis of inputs {list(shape)}",
+            do="use the same experiment file, with its data.channels, at the server and nodes",
+        )
+    scale = reduce(Moments.merged, sums).scale()
+    return (scale.of_last_axis(shape) if is_last else scale).recorded()
 
 
 def _blank(
