@@ -18,8 +18,7 @@ from fedkeel.data.values import count_of, rows_of
 from fedkeel.errors import ModelError, RunError
 from fedkeel.predict.answers import Predictions, answer
 from fedkeel.predict.preparation import Preparation
-from fedkeel.records.baselines import LOCAL
-from fedkeel.records.client_models import client_file, no_single_model
+from fedkeel.records.client_models import client_file, has_single_model, no_single_model
 from fedkeel.records.files import expanded, file_digest
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.run_record import RunRecord
@@ -187,7 +186,7 @@ def load(
 
 def _check_single(record: RunRecord) -> None:
     """Refuse a run without one model for all clients."""
-    if record.method == LOCAL or record.judges == "personal" or record.client_parameters:
+    if not has_single_model(record):
         raise no_single_model(record)
 
 

@@ -89,6 +89,13 @@ def has_client_models(record: RunRecord) -> bool:
     return any(name.startswith(f"{CLIENT_MODELS}/") for name in record.digests)
 
 
+def has_single_model(record: RunRecord) -> bool:
+    """Return whether the server's model of a run has all that was trained."""
+    if record.client_parameters is None:  # a run of an earlier version
+        return record.method != LOCAL and record.judges != "personal"
+    return record.method != LOCAL and not record.client_parameters
+
+
 def no_single_model(record: RunRecord) -> RunError:
     """Return the error of one who asks for the single model of a run that has none."""
     names, files = client_names(record), client_files(client_names(record))

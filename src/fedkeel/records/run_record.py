@@ -334,7 +334,8 @@ class RunRecord:
         judges: the model whose scores a round's ``test`` has: the ``global`` one, on the test set;
             or the clients' ``personal`` ones, on their own examples, all clients together.
         client_parameters: names of the parameters, and of the statistics of batch normalisation,
-            that each client keeps for itself; the run then has no single model.
+            that each client keeps for itself; the run then has no single model. None in runs of
+            earlier versions.
         new_clients: clients that no round selects, ascending.
         earlier_keys: keys of this run when it had fewer rounds.
         engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and
@@ -377,7 +378,7 @@ class RunRecord:
     estimate: Estimate
     task: TaskRecord = field(default_factory=TaskRecord)
     judges: Literal["global", "personal"] = "global"
-    client_parameters: list[str] = field(default_factory=list, metadata=_OPTIONAL)
+    client_parameters: list[str] | None = None
     new_clients: list[Count] = field(default_factory=list)
     earlier_keys: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     adversary: str = field(default="", metadata=_OPTIONAL)

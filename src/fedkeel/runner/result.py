@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedkeel.errors import RunError, did_you_mean
-from fedkeel.records.baselines import LOCAL
-from fedkeel.records.client_models import client_file, no_single_model
+from fedkeel.records.client_models import client_file, has_single_model, no_single_model
 from fedkeel.records.files import file_digest
 from fedkeel.records.folder import BEST_MODEL
 from fedkeel.records.rows import RoundRecord
@@ -173,11 +172,9 @@ class Result:
         ]
 
     def _check_model(self) -> None:
-        record = self.record
-        is_own = record.method == LOCAL or record.client_parameters or record.judges == "personal"
-        if is_own and not self.module:
+        if not has_single_model(self.record) and not self.module:
             digests = {**self.record.digests, **dict.fromkeys(self.client_modules, "")}
-            raise no_single_model(replace(record, digests=digests))
+            raise no_single_model(replace(self.record, digests=digests))
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:
