@@ -307,9 +307,10 @@ def test_a_setting_is_taken_away() -> None:
     assert "lr" in before["local"]
 
 
-def test_later_overrides_win_and_others_stay() -> None:
-    after = override(values(), ["local.lr=0.5", "local.lr=0.25", "seed=3"])
-    assert after == values(local__lr=0.25, seed=3)
+def test_an_override_wins_once_and_others_stay() -> None:
+    assert override(values(), ["local.lr=0.25", "seed=3"]) == values(local__lr=0.25, seed=3)
+    with pytest.raises(ConfigError, match=r"'local.lr' is given twice"):
+        override(values(), ["local.lr=0.5", "local.lr=0.25"])
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "  =3", ""])
