@@ -808,6 +808,33 @@ def test_nodes_standardise_series_along_the_declared_axis(
             serve(nodes_with(tmp_path, experiment, files), server, RunOptions(tmp_path / "other"))
 
 
+def test_nodes_leave_out_targets_that_are_not_known(tmp_path: Path) -> None:
+    files = []
+    for k in range(2):
+        random = np.random.default_rng(k)
+        x = random.normal(size=(30, 3))
+        y = np.where(random.random((30, 2)) < 0.3, np.nan, x[:, :2] + k)
+        files.append(str(tmp_path / f"{k}.npz"))
+        np.savez(files[-1], x=x, y=y)
+    data = {"label": "y", "target": "quantity", "missing_targets": "leave_out"}
+    task = {"loss": "mse", "metrics": ["mae", "r2"]}
+    model = {"name": "mlp", "args": {"hidden": [5]}}
+    experiment = own(data={"source": "nodes", **data}, task=task, model=model)
+    served = serve(
+        nodes_with(tmp_path, experiment, files), experiment, RunOptions(tmp_path / "run")
+    )
+    assert [row.faults for row in served.rows] == [{}] * 3
+    values = experiment.model_dump(mode="json", exclude={"partition", "data", "flower"})
+    values |= {"data": {"source": files, **data}, "partition": {"kind": "source"}}
+    simulated = config.build(config.Experiment, values, "test")
+    result = start(prepare(simulated, gather(simulated)))
+    for name in ("loss", "mae", "r2"):
+        assert served.rows[-1].test[name] == pytest.approx(result.rows[-1].test[name], rel=1e-6)
+    refused = own(data={"source": "nodes", **data, "missing_targets": "refuse"}, task=task)
+    with pytest.raises(FedkeelError, match="leave_out"):
+        nodes_with(tmp_path, refused, files)
+
+
 def test_categories_on_nodes_have_names(tmp_path: Path) -> None:
     data = {**DATA, "categories": ["b"], "missing": "indicator"}
     with pytest.raises(DataError, match="needs the names of the categories of 'b'"):

@@ -53,6 +53,10 @@ class Data(Settings):
             file writes them: 1E2 and 100 are two.
         target: what that column holds: ``"label"``, the name of a class; or ``"quantity"``, a
             number that is predicted (regression).
+        missing_targets: what becomes of quantities that are NaN in an array [N, D] of several: not
+            known. ``"refuse"`` ends with an error; ``"leave_out"`` counts only the known ones of an
+            example, in the losses ``mse``, ``l1``, ``huber`` and ``poisson`` and the metrics
+            ``mae``, ``rmse`` and ``r2``. Other losses refuse them; a metric of your own gets NaN.
         client: name of the client column or array, None where there is none; as for `label`.
         drop: columns of a CSV or Parquet file that are no inputs, such as an identifier. Of several
             sources only some need to have them.
@@ -79,6 +83,7 @@ class Data(Settings):
     augment: str = "none"
     label: str = "label"
     target: Literal["label", "quantity"] = "label"
+    missing_targets: Literal["refuse", "leave_out"] = "refuse"
     client: str | None = None
     drop: tuple[str, ...] = ()
     categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
@@ -124,6 +129,12 @@ class Data(Settings):
                 '\'channels\' = "last" is for normalize = "standardize" or "client", which '
                 f"take a mean of each channel, and it is {self.normalize!r}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_quantities_to_miss(self) -> Self:
+        if self.missing_targets != "refuse" and self.target == "label" and self.source != "nodes":
+            raise ValueError('\'missing_targets\' = "leave_out" is for target = "quantity"')
         return self
 
     @property

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from fedkeel.data.values import (
 )
 from fedkeel.errors import DataError
 
+MissingTargets = Literal["refuse", "leave_out"]
+"""What becomes of quantities [N, D] that are NaN: not known."""
+
 ScalePair = tuple[tuple[float, ...], tuple[float, ...]]
 """Means, and deviations."""
 
@@ -49,6 +52,8 @@ class Dataset:
         y: [N, ...] targets: labels [N] 0..Y-1, int64; quantities [N] or [N, D], floating point;
             masks [N, H, W], tokens [N, T] or several labels [N, L], int64; or anything else that
             the loss of the task takes, such as time and event [N, 2], or several tensors by name.
+            Some of the quantities [N, D] of an example may be NaN: not known, which `dataset` takes
+            where it is declared.
         classes: Y, the number of classes; may exceed the largest label. 0 where the targets are
             quantities.
         sources: names of the sources that were joined, at least one.
@@ -293,6 +298,7 @@ def dataset(
     classes: int | None = None,
     name: str = "data",
     tokens: bool = False,
+    missing_targets: MissingTargets = "refuse",
     **more: Any,  # noqa: ANN401 - the remaining fields of Dataset
 ) -> Dataset:
     """Make a `Dataset` of a user's arrays, and refuse what cannot be trained on.
@@ -306,6 +312,7 @@ def dataset(
         classes: Y; the largest label + 1 where it is not given; 0 says that `y` are quantities.
         name: what to call the data in messages.
         tokens: whether inputs are whole numbers >= 0 that the model looks up, such as characters.
+        missing_targets: ``leave_out`` takes quantities [N, D] of which some are NaN: not known.
         **more: further fields of `Dataset`.
 
     Raises:
@@ -322,7 +329,7 @@ def dataset(
         known = 0 if classes is None else classes
         ys: Values = {key: _target(value, f"{name}: {key}", None)[0] for key, value in y.items()}
     else:
-        ys, known = _target(y, name, classes)
+        ys, known = _target(y, name, classes, missing_targets == "leave_out")
     sizes = {int(tensor.shape[0]) for tensor in (*tensors_of(xs), *tensors_of(ys))}
     if len(sizes) > 1:
         raise DataError(
@@ -374,7 +381,9 @@ def _input(x: ArrayLike | Tensor, name: str, tokens: bool | None) -> Tensor:
     return (xs if xs.dtype == torch.float64 else xs.to(torch.float32)).contiguous()
 
 
-def _target(y: ArrayLike | Tensor, name: str, classes: int | None) -> tuple[Tensor, int]:
+def _target(
+    y: ArrayLike | Tensor, name: str, classes: int | None, may_lack: bool = False
+) -> tuple[Tensor, int]:
     """Return one target [N, ...], and the number of its classes."""
     ys = as_array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
     if ys.ndim < 1:
@@ -385,4 +394,4 @@ def _target(y: ArrayLike | Tensor, name: str, classes: int | None) -> tuple[Tens
         )
     if len(ys) == 0:
         raise DataError(f"{name}: there are no examples.", do="check the file or the split")
-    return as_targets(ys, name, classes)
+    return as_targets(ys, name, classes, may_lack)

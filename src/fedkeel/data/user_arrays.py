@@ -157,7 +157,9 @@ def as_tensor(x: ArrayLike, name: str) -> Tensor:
         ) from None
 
 
-def as_targets(ys: NDArray[Any], name: str, classes: int | None) -> tuple[Tensor, int]:
+def as_targets(
+    ys: NDArray[Any], name: str, classes: int | None, may_lack: bool = False
+) -> tuple[Tensor, int]:
     """Return targets [N, ...] as a tensor, and the number of classes.
 
     Whole numbers [N] are labels 0..Y-1, also where they are floating point. Whole numbers with
@@ -168,6 +170,7 @@ def as_targets(ys: NDArray[Any], name: str, classes: int | None) -> tuple[Tensor
         ys: the targets.
         name: what to call the data in messages.
         classes: number of classes; 0 for quantities; None counts them.
+        may_lack: whether some of the quantities [N, D] of an example may be missing, NaN.
 
     Raises:
         DataError: one is missing, infinite, none of these, or out of range.
@@ -179,7 +182,10 @@ def as_targets(ys: NDArray[Any], name: str, classes: int | None) -> tuple[Tensor
             expected="whole numbers from 0",
             do="number them, e.g. names, y = numpy.unique(y, return_inverse=True), or read a file",
         )
-    if ys.dtype.kind == "f" and not (finite := np.isfinite(ys)).all():
+    finite = np.isfinite(ys)
+    if may_lack and ys.ndim > 1 and not np.isinf(ys).any():
+        finite = np.ones_like(finite)
+    if ys.dtype.kind == "f" and not finite.all():
         row = int(np.argwhere(~finite)[0][0])
         raise DataError(
             f"{name}: a target is missing or infinite.",
@@ -216,8 +222,13 @@ def as_targets(ys: NDArray[Any], name: str, classes: int | None) -> tuple[Tensor
 
 def _remedy_for_gaps(ys: NDArray[Any], finite: NDArray[np.bool_]) -> str:
     """Return what to do about targets that are not finite."""
-    if ys.ndim == 1 or np.isinf(ys).any() or not np.isin(ys[finite], (0, 1)).all():
+    if ys.ndim == 1 or np.isinf(ys).any():
         return "drop the row before training"
+    if not np.isin(ys[finite], (0, 1)).all():
+        return (
+            "drop the row; or of several quantities leave out those that are not known: "
+            "missing_targets = 'leave_out' (in [data], fedkeel.dataset or fedkeel.from_clients)"
+        )
     return (
         f"of several labels say {IGNORED_TARGET} for one that is not known, which does not count: "
         f"numpy.nan_to_num(y, nan={IGNORED_TARGET}).astype(int); or drop the row"

@@ -185,6 +185,8 @@ def digest(experiment: config.Experiment) -> str:
         del values["data"]["drop"]
     if experiment.data.channels == "first":
         del values["data"]["channels"]
+    if experiment.data.missing_targets == "refuse":
+        del values["data"]["missing_targets"]
     for table, name in (("data", "text"), ("model", "lora")):
         if values[table][name] is None:
             del values[table][name]

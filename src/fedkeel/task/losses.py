@@ -74,20 +74,24 @@ def mse(output: Outputs, y: Tensor) -> Tensor:
 
     Args:
         output: [B], [B, 1] or the shape of the target.
-        y: quantities [B] or [B, D].
+        y: quantities [B] or [B, D]. Those of [B, D] that are NaN are not known and do not count; an
+            example without any that is known has a loss of 0.
     """
-    return _over_quantities((predicted(output, y) - _as(y, output)) ** 2)
+    known = are_known(y)
+    return _over_quantities((predicted(output, y) - _known(y, known, output)) ** 2, known)
 
 
 def l1(output: Outputs, y: Tensor) -> Tensor:
     """Return the mean absolute error of each example, [B]; arguments as in `mse`."""
-    return _over_quantities((predicted(output, y) - _as(y, output)).abs())
+    known = are_known(y)
+    return _over_quantities((predicted(output, y) - _known(y, known, output)).abs(), known)
 
 
 def huber(output: Outputs, y: Tensor) -> Tensor:
     """Return the Huber loss (delta 1) of each example, [B]; arguments as in `mse`."""
-    target = _as(y, output)
-    return _over_quantities(F.huber_loss(predicted(output, y), target, reduction="none"))
+    known = are_known(y)
+    target = _known(y, known, output)
+    return _over_quantities(F.huber_loss(predicted(output, y), target, reduction="none"), known)
 
 
 def poisson(output: Outputs, y: Tensor) -> Tensor:
@@ -95,8 +99,10 @@ def poisson(output: Outputs, y: Tensor) -> Tensor:
 
     The output is the logarithm of the rate, y is a count.
     """
-    target = _as(y, output)
-    return _over_quantities(F.poisson_nll_loss(predicted(output, y), target, reduction="none"))
+    known = are_known(y)
+    target = _known(y, known, output)
+    losses = F.poisson_nll_loss(predicted(output, y), target, reduction="none")
+    return _over_quantities(losses, known)
 
 
 def bce(output: Outputs, y: Tensor) -> Tensor:
@@ -110,7 +116,7 @@ def bce(output: Outputs, y: Tensor) -> Tensor:
     scores, target = predicted(output, y), _as(y, output)
     if y.ndim == 1 or y.is_floating_point():
         losses = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
-        return _over_quantities(losses)
+        return _over_quantities(losses, None)
     counts = y != IGNORED
     target = torch.where(counts, target, 0.0)
     losses = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
@@ -179,8 +185,23 @@ def _as(y: Tensor, output: Outputs) -> Tensor:
     return y.to(scores_of(output).dtype)
 
 
-def _over_quantities(losses: Tensor) -> Tensor:
-    return losses if losses.ndim == 1 else losses.flatten(1).mean(dim=1)
+def are_known(y: Tensor) -> Tensor | None:
+    """Return which of several quantities [B, D] of an example are known; None of one or labels."""
+    return ~y.isnan() if y.ndim > 1 and y.is_floating_point() else None
+
+
+def _known(y: Tensor, known: Tensor | None, output: Outputs) -> Tensor:
+    """Return targets with 0 for those that are not known: NaN would spoil the gradient."""
+    target = _as(y, output)
+    return target if known is None else torch.where(known, target, 0.0)
+
+
+def _over_quantities(losses: Tensor, known: Tensor | None) -> Tensor:
+    """Return the mean over the quantities of an example that are known."""
+    if losses.ndim == 1 or known is None:
+        return losses if losses.ndim == 1 else losses.flatten(1).mean(dim=1)
+    count = known.flatten(1).sum(dim=1).clamp(min=1)
+    return torch.where(known, losses, 0.0).flatten(1).sum(dim=1) / count
 
 
 LOSSES: dict[str, Loss] = {
@@ -249,6 +270,9 @@ def make_loss(given: str | Loss) -> Loss:
 OF_QUANTITIES: frozenset[Loss] = frozenset({mse, l1, huber, poisson, cox})
 """Losses whose target is no label, even where it is a whole number."""
 
+
+WITH_UNKNOWN: frozenset[Loss] = frozenset({mse, l1, huber, poisson})
+"""Losses that leave out quantities that are not known, NaN."""
 
 IGNORING: frozenset[Loss] = frozenset({cross_entropy, token_cross_entropy, bce, dice})
 """Losses that leave out targets of -100."""

@@ -13,6 +13,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.errors import DataError
 from fedkeel.task.losses import (
     IGNORED,
+    WITH_UNKNOWN,
     Loss,
     bce,
     cox,
@@ -52,6 +53,7 @@ def check_targets(network: Network, data: Dataset, what: str) -> None:
     if not isinstance(y, Tensor) or not len(y):
         return
     name = loss_name(loss)
+    _check_known(y, loss, what)
     scores = network.scores_shape
     is_places = len(scores) == y.ndim and len(scores) > 1 and scores[0] > 1
     if _is_one_of(loss, (*_BCE, *_BCE_FUNCTIONS)) or (loss is dice and not is_places):
@@ -66,6 +68,22 @@ def check_targets(network: Network, data: Dataset, what: str) -> None:
         _check_classes(y, name, scores[-1], IGNORED, what)
     elif _is_one_of(loss, _CLASSES) and scores:
         _check_classes(y, name, scores[0], _ignored_by(loss), what)
+
+
+def _check_known(y: Tensor, loss: Loss, what: str) -> None:
+    """Refuse targets that are not known, NaN, where the loss does not leave them out."""
+    if not y.is_floating_point() or not (unknown := y.isnan()).any():
+        return
+    if not any(loss is known for known in WITH_UNKNOWN):
+        raise DataError(
+            f"{what}: the loss {loss_name(loss)!r} does not leave out targets that are not known.",
+            got=_first(y, unknown),
+            expected=", ".join(sorted(repr(loss_name(known)) for known in WITH_UNKNOWN)),
+            do="take one of these, or drop examples with gaps; of several labels say "
+            f"{IGNORED} for one that is not known",
+        )
+    if unknown.all():
+        raise DataError(f"{what}: no target is known.", got="NaN everywhere")
 
 
 def _is_one_of(loss: Loss, known: tuple[Any, ...]) -> bool:

@@ -218,6 +218,7 @@ def from_clients(
     seed: int = 0,
     classes: int | None = None,
     tokens: bool = False,
+    missing_targets: Literal["refuse", "leave_out"] = "refuse",
 ) -> Federation:
     """Join clients that have examples of their own, such as hospitals; they keep their order.
 
@@ -249,6 +250,8 @@ def from_clients(
         seed: seed of the hold-out.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
+        missing_targets: ``leave_out`` takes quantities [N_k, D] of which some are NaN, not known,
+            and leaves those out of losses and metrics; see `fedkeel.config.Data`.
 
     Raises:
         DataError: there are no clients, one of them has no examples or such as cannot be trained on
@@ -275,7 +278,7 @@ def from_clients(
         )
     column = holdout_by if isinstance(holdout_by, str) else None
     read = target, drop, categories, missing, normalize, classes, tokens, column, channels
-    reading = Reading(*read)
+    reading = Reading(*read, missing_targets)
     data, count = read_clients(named, tests, reading)
     if holdout_by is not None and column is None:
         data = replace(data, grouped_by="group", group=_groups(holdout_by, named, data, count))

@@ -15,6 +15,7 @@ import torch
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from fedkeel.data.dataset import MissingTargets
 from fedkeel.data.read.formats import unreadable_file
 from fedkeel.data.read.identifiers import encode_array
 from fedkeel.data.read.limits import check_size
@@ -32,6 +33,7 @@ def read_arrays(
     train: RawExamples | None = None,
     is_quantity: bool = False,
     group: str | None = None,
+    missing_targets: MissingTargets = "refuse",
 ) -> RawExamples:
     """Read an ``.npz`` file with an array ``x`` of inputs and one of labels or quantities.
 
@@ -42,6 +44,7 @@ def read_arrays(
         train: the training data, where test data is read.
         is_quantity: whether the array of labels holds quantities, [N] or [N, D], instead.
         group: name of the array of groups that are held out as wholes, as `client`.
+        missing_targets: as `fedkeel.config.Data` has it.
 
     Returns:
         Inputs [N, ...]. Bytes with three axes or four are images: [N, H, W], or [N, H, W, C] and
@@ -80,7 +83,9 @@ def read_arrays(
         )
     labels = as_floats(target) if is_quantity else encode_array(path, target_name, target)
     inputs = _as_images(torch.from_numpy(x if x.dtype == np.uint8 else as_floats(x)))
-    return of_file(path, inputs, labels, clients, train, groups=groups)
+    return of_file(
+        path, inputs, labels, clients, train, groups=groups, missing_targets=missing_targets
+    )
 
 
 def read_inputs(path: Path) -> torch.Tensor:

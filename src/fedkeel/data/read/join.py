@@ -319,4 +319,5 @@ def join_halves(
         clients=() if clients is None else clients.names,
         client=None if clients is None else clients.index,
         label_names=label_names[0] if len(set(label_names)) == 1 else (),
+        missing_targets="leave_out",  # what may not be missing was refused when it was read
     )

@@ -416,7 +416,8 @@ def _read_file(
         )
         return read_table(path, form, train)
     is_quantity = settings.target == "quantity"
-    return read_arrays(path, settings.label, settings.client, train, is_quantity, group)
+    columns = settings.label, settings.client
+    return read_arrays(path, *columns, train, is_quantity, group, settings.missing_targets)
 
 
 def _limited(source: Source, settings: Data) -> Source:

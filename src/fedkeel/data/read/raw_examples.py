@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.dataset import Dataset, Ints, dataset
+from fedkeel.data.dataset import Dataset, Ints, MissingTargets, dataset
 from fedkeel.data.hold_out import share_of_groups
 from fedkeel.data.read.identifiers import Encoded, check_no_quantity, encode_as
+from fedkeel.data.user_arrays import as_targets
 from fedkeel.data.values import only_tensor
 from fedkeel.errors import DataError, did_you_mean
 
@@ -97,6 +98,7 @@ def of_file(
     columns: tuple[str, ...] = (),
     dropped: tuple[str, ...] = (),
     groups: Encoded | None = None,
+    missing_targets: MissingTargets = "refuse",
 ) -> RawExamples:
     """Return the examples of a user's file; refuse what cannot be trained on with its row.
 
@@ -109,6 +111,7 @@ def of_file(
         columns: names of the columns of a table.
         dropped: names of its columns that were left out.
         groups: of each example, None where the file has none.
+        missing_targets: as `fedkeel.config.Data` has it.
 
     Raises:
         DataError: an input is not finite, or a label of the test data is unknown.
@@ -116,6 +119,7 @@ def of_file(
     names: tuple[str, ...] = ()
     if isinstance(labels, np.ndarray):
         y = labels
+        as_targets(y, str(path), 0, missing_targets == "leave_out")
     elif train is None:
         y, names = labels
         check_no_quantity(path, labels)
@@ -123,7 +127,8 @@ def of_file(
         y, names = encode_as(labels, train.label_names, str(path)), train.label_names
     # bytes may be images, which are made numbers later; the columns of a table have been checked
     if x.dtype != torch.uint8 and not columns:
-        x = only_tensor(dataset(x, y, classes=len(names), name=str(path)).x, "a file")
+        data = dataset(x, y, classes=len(names), name=str(path), missing_targets=missing_targets)
+        x = only_tensor(data.x, "a file")
     client, client_names = (None, ()) if clients is None else clients
     group, group_names = (None, ()) if groups is None else groups
     return RawExamples(x, y, names, columns, client_names, client, group_names, group, dropped)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedkeel.config import Data, build
 from fedkeel.data.arrays_in_files import joined_in_file
-from fedkeel.data.dataset import Dataset, cast_inputs
+from fedkeel.data.dataset import Dataset, MissingTargets, cast_inputs
 from fedkeel.data.dataset import dataset as dataset_of_arrays
 from fedkeel.data.ids import as_ids, distinct
 from fedkeel.data.read.identifiers import encode, in_order
@@ -42,7 +42,7 @@ from fedkeel.data.user_objects import (
     target_of,
     unpack,
 )
-from fedkeel.data.values import Values, joined, only_tensor, shape_of
+from fedkeel.data.values import Values, joined, only_tensor, shape_of, tensors_of
 from fedkeel.errors import DataError
 
 Array = ArrayLike | Tensor
@@ -69,6 +69,7 @@ class Reading:
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
         group: name of the column of groups that are held out as wholes; None for no groups.
         channels: as `fedkeel.config.Data` has it.
+        missing_targets: as `fedkeel.config.Data` has it, of arrays.
     """
 
     target: str | None = None
@@ -80,6 +81,7 @@ class Reading:
     tokens: bool = False
     group: str | None = None
     channels: Channels = "first"
+    missing_targets: MissingTargets = "refuse"
 
     def settings(self, label: str = "label") -> Data:
         """Return the settings of tables and files.
@@ -116,6 +118,7 @@ def dataset(
     classes: int | None = None,
     name: str = "data",
     tokens: bool = False,
+    missing_targets: MissingTargets = "refuse",
     **more: Any,  # noqa: ANN401 - the remaining fields of Dataset
 ) -> Dataset:
     """Make a `Dataset` of a user's examples, and refuse what cannot be trained on.
@@ -134,6 +137,8 @@ def dataset(
         classes: Y; the largest label + 1 where it is not given.
         name: what to call the data in messages.
         tokens: whether inputs are whole numbers >= 0 that the model looks up, such as characters.
+        missing_targets: ``leave_out`` takes quantities [N, D] of which some are NaN, not known, and
+            leaves those out of losses and metrics; see `fedkeel.config.Data`.
         **more: further fields of `Dataset`.
 
     Raises:
@@ -148,9 +153,11 @@ def dataset(
     if y is not None:
         if column is not None:
             raise _no_column(column)
+        more["missing_targets"] = missing_targets
         data = dataset_of_arrays(x, y, classes=classes, name=name, tokens=tokens, **more)
     else:
         reading = Reading(target, drop, categories, missing, "none", classes, tokens, column)
+        reading = replace(reading, missing_targets=missing_targets)
         data, _ = read_clients({name: x}, {}, reading, prefix="")
         plain = {"sources": (name,), "source": None, "clients": (), "client": None}
         data = replace(data, **{**plain, **more})
@@ -223,7 +230,9 @@ def like(train: Dataset, value: Examples, name: str, normalize: bool = True) -> 
             )
         return _like_table(train, train.schema, value, name)
     tokens = isinstance(train.x, Tensor) and not train.x.is_floating_point()
-    data = _of_arrays(value, name, Reading(tokens=tokens), "")
+    may_lack = any(y.is_floating_point() and bool(y.isnan().any()) for y in tensors_of(train.y))
+    reading = Reading(tokens=tokens, missing_targets="leave_out" if may_lack else "refuse")
+    data = _of_arrays(value, name, reading, "")
     if isinstance(train.shape, tuple) and len(train.shape) == 3:
         data = _with_channels(data, value, train.shape[0])
     if train.label_names:
@@ -509,7 +518,8 @@ def _of_arrays(value: Examples, name: str, reading: Reading, what: str) -> Datas
         )
     names = more.get("label_names")
     classes = len(names) if names else reading.classes
-    return dataset_of_arrays(*value, classes=classes, name=name, tokens=reading.tokens, **more)
+    more |= {"tokens": reading.tokens, "missing_targets": reading.missing_targets}
+    return dataset_of_arrays(*value, classes=classes, name=name, **more)
 
 
 def _normalised(data: Dataset, count: int, how: str, channels: Channels) -> Dataset:

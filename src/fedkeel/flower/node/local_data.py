@@ -192,7 +192,9 @@ def _from_arrays(path: str, result: object, experiment: Experiment) -> Dataset:
     x, y = result
     if not experiment.data.labels:
         of_quantities = make_loss(experiment.task.loss) in OF_QUANTITIES
-        return dataset(x, y, classes=0 if of_quantities else None, name=path)
+        classes = 0 if of_quantities else None
+        missing = experiment.data.missing_targets
+        return dataset(x, y, classes=classes, name=path, missing_targets=missing)
     labels = as_array(y, f"{path}: labels")
     if labels.ndim == 1 and all(isinstance(label, str) for label in labels.tolist()):
         names, numbers = np.unique(labels.astype(str), return_inverse=True)

@@ -7,7 +7,7 @@ in a way of its own.
 
 One rule holds for scores that are no numbers, NaN: they count as wrong. One holds for equal scores:
 of classes, the one with the smaller index ranks first; of examples, none ranks before the other.
-Examples all of whose targets are -100 do not count.
+Examples all of whose targets are -100, or quantities that are NaN, do not count.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def count_by_group(cells: Tensor, size: int, group: Tensor, groups: int) -> Tens
 
 
 def are_counted(y: Tensor) -> Tensor:
-    """Return [B] whether an example has a target that is not ignored."""
-    counted = y != IGNORED
+    """Return [B] whether an example has a target that is not ignored: -100, or NaN."""
+    counted = ~y.isnan() if y.is_floating_point() else y != IGNORED
     return counted if counted.ndim == 1 else counted.flatten(1).any(dim=1)
 
 

@@ -15,7 +15,7 @@ from fedkeel.memory import format_bytes
 from fedkeel.reached_values import describe_value
 from fedkeel.records.rows import Scores
 from fedkeel.records.score import LOSS, MetricInfo
-from fedkeel.task.losses import IGNORING, Loss
+from fedkeel.task.losses import IGNORING, WITH_UNKNOWN, Loss
 from fedkeel.task.metrics.base import (
     CountMetric,
     Merging,
@@ -373,7 +373,8 @@ def _loss_metric(network: Network, info: TaskInfo, example: Values) -> Metric | 
     all examples at once.
     """
     if not network.has_mean_loss:
-        return _LossMetric(network.task_losses, bool(info.target) and network.task_loss in IGNORING)
+        leaves_out = bool(info.target) and network.task_loss in IGNORING | WITH_UNKNOWN
+        return _LossMetric(network.task_losses, leaves_out)
     if isinstance(example, dict):
         raise ModelError(
             "The loss is one number for the batch, and the targets are several tensors.",

@@ -1,35 +1,55 @@
-"""Metrics of quantities: of what a prediction answers, such as exp of the scores of `poisson`."""
+"""Metrics of quantities: of what a prediction answers, such as exp of the scores of `poisson`.
+
+Of several quantities of an example, those that are not known (NaN) do not count.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedkeel.task.losses import predicted
-from fedkeel.task.metrics.base import SumMetric, TaskInfo, Unit, divided, sum_by_group
+from fedkeel.task.losses import are_known, predicted
+from fedkeel.task.metrics.base import (
+    SumMetric,
+    TaskInfo,
+    Unit,
+    divided,
+    mean_of_counted,
+    sum_by_group,
+)
 from fedkeel.task.outputs import Outputs
 
 
 def mae(info: TaskInfo) -> SumMetric:
     """Return the mean absolute error, over all quantities of an example."""
-    return SumMetric("mae", lambda output, y: _mean(_error(info, output, y).abs()), None, False)
+
+    def of_each(output: Outputs, y: Tensor) -> Tensor:
+        error, known = _errors(info, output, y)
+        return _mean(error.abs(), known)
+
+    return SumMetric("mae", of_each, mean_of_counted, False)
 
 
 def rmse(info: TaskInfo) -> SumMetric:
     """Return the square root of the mean squared error, over all quantities of an example."""
 
-    def finish(sums: Tensor, examples: Tensor) -> Tensor:
-        return divided(sums[:, 0], examples).sqrt()
+    def of_each(output: Outputs, y: Tensor) -> Tensor:
+        error, known = _errors(info, output, y)
+        return _mean(error**2, known)
 
-    return SumMetric("rmse", lambda output, y: _mean(_error(info, output, y) ** 2), finish, False)
+    def finish(sums: Tensor, examples: Tensor) -> Tensor:
+        return mean_of_counted(sums, examples).sqrt()
+
+    return SumMetric("rmse", of_each, finish, False)
 
 
 class R2:
     """The share of the variance that is explained; of several quantities, their mean.
 
     A quantity that does not vary makes it 1 where it is predicted exactly and else 0, as in
-    scikit-learn. A state has the number of examples, and the mean of each quantity, the sum of its
-    squared distances from this mean, and that of its squared errors. States are merged by the
+    scikit-learn. A quantity that fewer than two examples know is left out. A state has of each
+    quantity the number of examples that know it, its mean, the sum of its squared distances from
+    this mean, and that of its squared errors. States are merged by the
     formula of Chan, Golub and LeVeque 1979, so that nothing is lost where a mean is large.
     """
 
@@ -40,17 +60,18 @@ class R2:
         self._info = info
 
     def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
-        """Return [groups, 1 + 3 D]."""
-        truth = target.detach().double().view(len(target), -1).cpu()
-        error = _error(self._info, output, target).view(len(target), -1)
+        """Return [groups, 4 D]."""
+        error, known = (t.view(len(target), -1) for t in _errors(self._info, output, target))
         errors = sum_by_group(error**2, group, groups)
-        one, zero = torch.ones(len(truth), 1, dtype=torch.float64), torch.zeros_like(truth)
-        centred = self.merge(torch.cat([one, truth, zero, zero], dim=1), group, groups)
+        truth = target.detach().double().view(len(target), -1)
+        truth, known = torch.where(known, truth, 0.0).cpu(), known.double().cpu()
+        zero = torch.zeros_like(truth)
+        centred = self.merge(torch.cat([known, truth, zero, zero], dim=1), group, groups)
         centred[:, -errors.shape[1] :] = errors
         return centred
 
     def merge(self, states: Tensor, group: Tensor, groups: int) -> Tensor:
-        """Return [groups, 1 + 3 D] the states of all rows of a group together."""
+        """Return [groups, 4 D] the states of all rows of a group together."""
         count, mean, around, errors = _parts(states)
         total = sum_by_group(count, group, groups)
         middle = torch.nan_to_num(divided(sum_by_group(count * mean, group, groups), total))
@@ -66,18 +87,27 @@ class R2:
         rounding = count * (1e-15 * mean) ** 2  # of quantities that are all the same
         around = torch.where(around <= rounding, 0.0, around)
         constant = torch.where(errors == 0, 1.0, torch.where(errors.isnan(), torch.nan, 0.0))
-        value = torch.where(around == 0, constant, 1 - errors / around).mean(dim=1)
-        return torch.where(count[:, 0] < 2, torch.nan, value)
+        value = torch.where(around == 0, constant, 1 - errors / around)
+        counts = count >= 2
+        return divided(torch.where(counts, value, 0.0).sum(dim=1), counts.sum(dim=1))
 
 
 def _parts(states: Tensor) -> tuple[Tensor, ...]:
-    """Return the count [R, 1], and means, squared distances and squared errors, [R, D] each."""
-    return (states[:, :1], *states[:, 1:].chunk(3, dim=1))
+    """Return counts, means, squared distances and squared errors, [R, D] each."""
+    return states.chunk(4, dim=1)
 
 
-def _error(info: TaskInfo, output: Outputs, y: Tensor) -> Tensor:
-    return info.quantity(predicted(output, y)).double() - y.double()
+def _errors(info: TaskInfo, output: Outputs, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the errors, 0 of a target that is not known, and which targets are known."""
+    error, known = info.quantity(predicted(output, y)).double() - y.double(), are_known(y)
+    if known is None:
+        return error, torch.ones_like(y, dtype=torch.bool)
+    return torch.where(known, error, 0.0), known
 
 
-def _mean(values: Tensor) -> Tensor:
-    return values if values.ndim == 1 else values.flatten(1).mean(dim=1)
+def _mean(values: Tensor, known: Tensor) -> Tensor:
+    """Return [B, 2] the mean over the known quantities of an example, and 1 where there are any."""
+    if values.ndim == 1:
+        return torch.stack([values, torch.ones_like(values)], dim=1)
+    count = known.flatten(1).sum(dim=1)
+    return torch.stack([values.flatten(1).sum(dim=1) / count.clamp(min=1), count > 0], dim=1)
