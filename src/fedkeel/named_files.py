@@ -1,4 +1,4 @@
-"""Files that settings name: only regular ones are opened, and no more is read than may be there.
+"""Files that settings name, or that a run folder holds: only regular ones, of a bounded size.
 
 A device such as ``/dev/zero``, or a pipe, has no end that anybody could wait for.
 """
@@ -8,14 +8,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 SETTINGS_BYTES, TABLE_BYTES = 2**24, 2**30
 """The largest file of settings or of a key, and the largest table beside the data."""
 
+RECORD_BYTES, ROWS_BYTES = 2**28, 2**34
+"""The largest record of a run, and the largest file of its rows or of a checkpoint's state."""
 
-def open_regular(path: Path, most: int) -> BinaryIO:
+
+def open_regular(path: Path, most: int = sys.maxsize) -> BufferedReader:
     """Open a regular file of at most so many bytes, to be read.
 
     Raises:
@@ -43,7 +47,7 @@ def read_regular(path: Path, most: int = SETTINGS_BYTES) -> bytes:
         OSError: as for `open_regular`.
     """
     with open_regular(path, most) as file:
-        return _read(file, path, most)
+        return file.read()
 
 
 def read_within(path: Path, most: int = SETTINGS_BYTES) -> bytes:
@@ -53,11 +57,7 @@ def read_within(path: Path, most: int = SETTINGS_BYTES) -> bytes:
         OSError: it cannot be read, or is larger.
     """
     with path.open("rb") as file:
-        return _read(file, path, most)
-
-
-def _read(file: BinaryIO, path: Path, most: int) -> bytes:
-    data = file.read(most + 1)
+        data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most / 2**20:,.0f} MiB", str(path))
     return data

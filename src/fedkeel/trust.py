@@ -21,6 +21,7 @@ from fedkeel.config import Run
 from fedkeel.config.code_names import ADDRESS, names_to_trust
 from fedkeel.errors import RunError
 from fedkeel.named_code import place_of
+from fedkeel.named_files import read_regular
 from fedkeel.records.files import parse_json, write_text
 
 MARK = "made-here.json"
@@ -92,7 +93,7 @@ def state_folder() -> Path:
 
 def _mark(key: bytes, folder: Path, name: str) -> str:
     """Return the mark of a name: of the settings, and of the file in which its code lies."""
-    settings = (folder / _CONFIG).read_bytes()
+    settings = read_regular(folder / _CONFIG)
     file = place_of(name.partition(":")[0]).file
     text = json.dumps([name, os.path.realpath(file), hashlib.sha256(settings).hexdigest()])
     return hmac.new(key, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
@@ -100,7 +101,7 @@ def _mark(key: bytes, folder: Path, name: str) -> str:
 
 def _marks(folder: Path) -> dict[str, str]:
     try:
-        values = parse_json((folder / MARK).read_bytes())
+        values = parse_json(read_regular(folder / MARK))
     except (OSError, ValueError):
         return {}
     items = values.items() if isinstance(values, dict) else ()

@@ -16,10 +16,11 @@ from fedkeel.config import Experiment, toml
 from fedkeel.config.code_names import code_names
 from fedkeel.data.values import count_of, rows_of
 from fedkeel.errors import ModelError, RunError
+from fedkeel.named_files import read_regular
 from fedkeel.predict.answers import Predictions, answer
 from fedkeel.predict.preparation import Preparation
 from fedkeel.records.client_models import client_file, has_single_model, no_single_model
-from fedkeel.records.files import expanded, file_digest
+from fedkeel.records.files import expanded, is_as_written
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.run_record import RunRecord
 from fedkeel.task.losses import LOSSES, OF_QUANTITIES
@@ -198,7 +199,7 @@ def _read_client(folder: Path, record: RunRecord, which: str, client: str) -> di
         )
     name = client_file(record, client)
     path = folder / name
-    if not path.exists() or file_digest(path) != record.digests[name]:
+    if not is_as_written(path, record.digests[name]):
         raise RunError(f"{path} is gone, or has changed since the run ended.")
     return dict(load_file(path))
 
@@ -218,7 +219,7 @@ def _read_state(folder: Path, record: RunRecord, which: str) -> dict[str, Tensor
             else "take a run that kept its models: one of a search or a comparison may not",
         )
     digest = record.digests.get(name)
-    if digest is not None and file_digest(path) != digest:
+    if digest is not None and not is_as_written(path, digest):
         raise RunError(f"{path} has changed since the run ended.")
     return dict(load_file(path))
 
@@ -227,7 +228,7 @@ def _experiment(folder: Path) -> Experiment | None:
     """Return the experiment of a run, None of a run from Python, whose file has no data."""
     path = folder / "config.toml"
     try:
-        values = toml.parse(path.read_text(encoding="utf-8"), str(path))
+        values = toml.parse(read_regular(path).decode(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} cannot be read.", got=error) from None
     return toml.load(path) if {"data", "model"} <= values.keys() else None

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
 
+from fedkeel.named_files import read_regular
 from fedkeel.privacy.accountant import Kind, Release, calibrated_sigma
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, write_text
 from fedkeel.version import __version__
@@ -51,7 +52,7 @@ def kept_sigma(release: Release, kind: Kind, count: int, epsilon: float, delta: 
 def _read(file: Path) -> dict[str, float]:
     """Return what a file keeps, nothing where it is absent or damaged."""
     try:
-        values = parse_json(file.read_bytes())
+        values = parse_json(read_regular(file))
     except (OSError, ValueError):
         return {}
     if not isinstance(values, dict) or SEAL not in values or not is_intact(values):

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from fedkeel.config.base import Settings
 from fedkeel.errors import ConfigError, RunError
+from fedkeel.named_files import RECORD_BYTES, read_regular
 from fedkeel.privacy.accountant import Release, Sampling, composed_epsilon
 from fedkeel.privacy.policy import Policy, PolicyError
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
@@ -92,7 +93,7 @@ class Ledger:
             RunError: it cannot be read, or is damaged.
         """
         try:
-            values = parse_json(self.file.read_bytes())
+            values = parse_json(read_regular(self.file, RECORD_BYTES))
         except FileNotFoundError:
             return ()
         except (OSError, ValueError) as error:

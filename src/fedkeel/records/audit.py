@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedkeel.errors import RunError
+from fedkeel.named_files import read_regular
 from fedkeel.records.files import finite_values, write_text
 
 AUDIT = "audit.json"
@@ -149,7 +150,7 @@ def read_audit(folder: Path) -> AuditRecord:
         RunError: it cannot be read.
     """
     try:
-        values = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
+        values = json.loads(read_regular(folder / AUDIT))
         results = tuple(map(AttackResult.from_json, values.pop("results")))
         skipped = tuple(Skipped(**item) for item in values.pop("skipped"))
         return AuditRecord(**values, results=results, skipped=skipped)

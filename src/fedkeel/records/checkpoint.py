@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from fedkeel.named_files import ROWS_BYTES, read_regular
 from fedkeel.records.files import (
     SEAL,
     Arrays,
@@ -100,7 +101,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ValueError: they are not, or cannot be read.
     """
     try:
-        state = parse_json((path / STATE).read_bytes())
+        state = parse_json(read_regular(path / STATE, ROWS_BYTES))
         if not is_intact(state):
             raise ValueError(f"{STATE} has changed since it was written")
         state.pop(SEAL, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import RunError
+from fedkeel.named_files import read_regular
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice, to_json
@@ -64,7 +65,7 @@ def runs_of(path: Path) -> list[Path]:
             else "give a folder that `fedkeel run` or `fedkeel compare` wrote",
         )
     try:
-        return [path / run["folder"] for run in parse_json(index.read_bytes())["runs"]]
+        return [path / run["folder"] for run in parse_json(read_regular(index))["runs"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{index} cannot be read.", got=repr(error)) from None
 

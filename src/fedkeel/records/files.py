@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from fedkeel.errors import RunError
+from fedkeel.named_files import open_regular
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -124,9 +125,21 @@ def finite_values(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, as ``sha256sum`` prints it."""
-    with path.open("rb") as file:
+    """Return the SHA-256 of a regular file, as ``sha256sum`` prints it.
+
+    Raises:
+        OSError: it cannot be read, or is a device or a pipe, which may have no end.
+    """
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_as_written(path: Path, digest: str) -> bool:
+    """Return whether a file is there, can be read, and has a digest."""
+    try:
+        return file_digest(path) == digest
+    except OSError:
+        return False
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:

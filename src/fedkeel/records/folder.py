@@ -45,6 +45,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkeel.errors import RunError
+from fedkeel.named_files import RECORD_BYTES, read_regular
 from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint, write_checkpoint
 from fedkeel.records.client_models import CLIENT_MODELS
 from fedkeel.records.files import (
@@ -132,14 +133,14 @@ class RunFolder:
     def deciding(self) -> dict[str, Any]:
         """Return the settings that decide numbers, by dotted key; none where there is no file."""
         try:
-            return deciding((self.path / CONFIG).read_text(encoding="utf-8"))
+            return deciding(read_regular(self.path / CONFIG).decode())
         except (OSError, ValueError):
             return {}
 
     def diagnosed(self) -> list[str]:
         """Return the kinds of diagnostics with which the run was begun."""
         try:
-            config = tomllib.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+            config = tomllib.loads(read_regular(self.path / CONFIG).decode())
         except (OSError, ValueError):
             return []
         kinds: list[str] = config.get("diagnose", {}).get("kinds", [])
@@ -155,7 +156,7 @@ class RunFolder:
         try:
             names = [name for name in _OUTPUTS if (self.path / name).exists()]
             same = self.path / CONFIG  # a start that was killed leaves the same one
-            if same.exists() and same.read_bytes() != config.encode():
+            if same.exists() and read_regular(same) != config.encode():
                 names.append(same.name)
         except OSError as error:
             raise self._refused(error) from None
@@ -287,7 +288,7 @@ class RunFolder:
         """Return what stands in run.json."""
         file = self.path / "run.json"
         try:
-            values = parse_json(file.read_bytes())
+            values = parse_json(read_regular(file, RECORD_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(f"{self.path} is not a run folder.", got="no run.json in it") from None
         except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedkeel.errors import RunError
+from fedkeel.named_files import ROWS_BYTES, read_regular
 from fedkeel.records.files import file_digest, parse_json, write_bytes
 from fedkeel.records.rows import RoundRecord
 
@@ -106,7 +107,7 @@ class RowFile:
 
     def _lines(self) -> list[bytes]:
         try:
-            return self.path.read_bytes().splitlines(keepends=True)
+            return read_regular(self.path, ROWS_BYTES).splitlines(keepends=True)
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeel.errors import RunError, did_you_mean
 from fedkeel.records.client_models import client_file, has_single_model, no_single_model
-from fedkeel.records.files import file_digest
+from fedkeel.records.files import is_as_written
 from fedkeel.records.folder import BEST_MODEL
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
@@ -196,6 +196,6 @@ def _read(path: Path, digest: str | None) -> dict[str, Tensor]:
     """Read a model that has to be as it was written; versions before 0.2 wrote no digest."""
     if not path.exists():
         raise RunError(f"There is no {path}.", do="take the folder as the run has left it")
-    if digest is not None and file_digest(path) != digest:
+    if digest is not None and not is_as_written(path, digest):
         raise RunError(f"{path} has changed since the run ended.")
     return dict(load_file(path))

@@ -12,6 +12,7 @@ from typing import Any
 from fedkeel import config
 from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
+from fedkeel.named_files import read_regular
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import ACCURACY, MetricInfo
@@ -183,7 +184,7 @@ def read_earlier(folder: Path, digest: str, methods: Collection[str]) -> Earlier
     version counts as none.
     """
     try:
-        summary = parse_json((folder / SUMMARY).read_bytes())
+        summary = parse_json(read_regular(folder / SUMMARY))
         rows = [_row(row) for row in summary["rows"] if row["method"] not in methods]
         if summary["search"] != digest or not summary["complete"]:
             return EarlierSearch(replaced=tuple(row.method for row in rows))
