@@ -220,10 +220,12 @@ def test_an_interrupt_while_a_process_is_started_leaves_none(
     started: list[subprocess.Popen[bytes]] = []
     begin = subprocess.Popen
 
-    def interrupted(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
-        started.append(begin(*words, **more))
-        signal.raise_signal(signal.SIGINT)
-        return started[0]
+    def interrupted(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        process = begin(command, **more)
+        if command == words:  # and not the process that watches it
+            started.append(process)
+            signal.raise_signal(signal.SIGINT)
+        return process
 
     monkeypatch.setattr(Federation, "start_link", lambda one: one.start("superlink", words))
     monkeypatch.setattr(subprocess, "Popen", interrupted)

@@ -155,6 +155,7 @@ VALUES = {
     *("data.label", "data.client", "data.drop", "data.categories", "data.labels"),
     *(
         "partition.holdout_by",
+        "cohort.new_clients",
         "data.text.column",
         "model.args",
         "model.head",
