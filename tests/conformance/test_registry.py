@@ -74,6 +74,9 @@ method with NumPy, and `tests/engine` compares the vectorized engine with the se
 
 TASKS = "it trains on every kind of task that it accepts"
 
+WAITS = ("mifa(start='wait')",)
+"""Methods whose model stays as it is in the few rounds of that check."""
+
 NAMED = ["fedbuff(buffer=3)" if name == "fedbuff" else name for name in REGISTRY]
 """The methods, with a buffer that the checks' few clients can fill."""
 
@@ -95,7 +98,8 @@ def test_every_method_of_the_registry_passes_the_quick_checks(expression: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("expression", [name for name in ALL if name not in FAST])
 def test_every_method_passes_all_checks(expression: str) -> None:
-    assert check_method(expression) == [Check(name) for name in CHECKS]
+    names = [name for name in CHECKS if name != TASKS or expression not in WAITS]
+    assert run_checks(expression, names=names) == [Check(name) for name in names]
 
 
 @pytest.mark.slow

@@ -34,9 +34,14 @@ FAST = {
 """One method of each kind of message: client state, surveys, codecs, server memory, diagnostics,
 or none of them, and a pair. The other methods are slow tests of the same check."""
 
+BY_REPLIES = ("fedasync", "fedbuff")
+"""Methods whose server does not wait: the order of the replies decides their bits. They are tested
+in `server/test_trainings.py`, with the order of a simulation."""
+
 METHODS = [
     pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
     for method in [*REGISTRY, *PAIRS]
+    if method not in BY_REPLIES
 ]
 
 

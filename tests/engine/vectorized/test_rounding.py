@@ -56,9 +56,12 @@ def _apart_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FAST = ("fedavg",)
 
+SLOW = [e for e in ENTRIES if e not in (*FAST, "fedala", "fedbuff")]
+"""The others, but one whose clients are not side by side, and one that waits for more clients."""
+
 
 @pytest.mark.parametrize(
-    "method", [*FAST, *(pytest.param(e, marks=pytest.mark.slow) for e in ENTRIES if e not in FAST)]
+    "method", [*FAST, *(pytest.param(e, marks=pytest.mark.slow) for e in SLOW)]
 )
 def test_what_is_the_same_in_float64_is_compiled(
     method: str, request: pytest.FixtureRequest
