@@ -102,7 +102,7 @@ def test_data_sets_of_torch() -> None:
     clients = fk.iid(scans, clients=3)
     assert clients.data.x[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert clients.data.y.tolist() == [0, 1] * 3
-    assert scans.read == 7  # each once, and the first twice
+    assert scans.read == 8  # each once, and the first also for its form and its kind
     named = fk.from_clients({"a": Subset(scans, [4, 2]), "b": scans})
     assert named.sizes.tolist() == [2, 6]
     assert named.data.x[:3, 0, 0].tolist() == [4, 2, 0]

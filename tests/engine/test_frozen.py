@@ -101,12 +101,22 @@ def test_neither_messages_nor_checkpoints_nor_states_have_the_base(tmp_path: Pat
     message = server_message(ready.plan, ready.server, 0.05)
     assert nbytes({**message.params, **message.buffers}) < trained
     assert sum(item.nbytes for item in ready.spec.values()) < 3 * trained
-    result = start(ready, tmp_path)
+    start(ready, tmp_path / "own")  # each client has a head of its own, so no model is whole
+    large = [f for f in (tmp_path / "own").rglob("*") if f.is_file() and _is_large(f)]
+    assert {f.parent.name for f in large} <= {"models"}
+    ready = adapted("scaffold", kind="vectorized", workers=1)
+    base = ready.setup.training.network.frozen["base.weight"]
+    result = start(ready, tmp_path / "one")
     for model in (result.module, result.best_module):
-        assert model["base.weight"].data_ptr() == network.frozen["base.weight"].data_ptr()
-    large = [f.name for f in tmp_path.rglob("*") if f.is_file() and f.stat().st_size > BASE_BYTES]
-    assert sorted(large) == ["model-best.safetensors", "model.safetensors"]  # at the end
-    assert list(tmp_path.glob("checkpoint/*/arrays.safetensors"))
+        assert model["base.weight"].data_ptr() == base.data_ptr()
+    large = [f for f in (tmp_path / "one").rglob("*") if f.is_file() and _is_large(f)]
+    assert sorted(f.name for f in large) == ["model-best.safetensors", "model.safetensors"]
+    for out in ("own", "one"):
+        assert list(tmp_path.glob(f"{out}/checkpoint/*/arrays.safetensors"))
+
+
+def _is_large(file: Path) -> bool:
+    return file.stat().st_size > BASE_BYTES
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

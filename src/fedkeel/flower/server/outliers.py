@@ -250,7 +250,7 @@ def outlying_losses(losses: Floats, factor: float) -> dict[int, str]:
     NaN stands for a client without a reply. Infinity is an outlier, unless no loss is finite.
 
     >>> outlying_losses(np.array([0.5, 2.0, -3e29]), 1000.0)
-    {2: 'a loss 3e+29 times as large as the median'}
+    {2: 'a loss 1e+29 times as large as the median'}
     >>> outlying_losses(np.array([1e-9, 1e-9, 20.0, math.nan]), 1000.0)
     {}
     """

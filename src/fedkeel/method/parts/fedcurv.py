@@ -56,8 +56,8 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
     Example:
         >>> import fedkeel
-        >>> sorted(fedkeel.parse("fedcurv(lam=1e-4)").objective.penalties[0].needs)[0].name
-        'STABLE_CLIENTS'
+        >>> sorted(need.name for need in fedkeel.parse("fedcurv").objective.penalties[0].needs)
+        ['LOSS_BY_EXAMPLE', 'STABLE_CLIENTS']
     """
 
     lam: float = param(1e-3, ge=0.0)
