@@ -232,7 +232,9 @@ def one(number: int, name: str, seed: int) -> Ended:
     far = math.sqrt(apart) / step
     faults = [row.faults for row in result.rows if row.faults]
     detail = f"{said}; {far:.3g} honest rounds away; faults {json.dumps(faults)[:300]}"
-    numbers = [row.train_loss for row in result.rows[1:] if row.train_loss is not None]
+    numbers = [
+        row.train_loss for row in result.rows[1:] if row.train_loss is not None and not row.faults
+    ]  # a mean that was left out is NaN, and said
     if not math.isfinite(far) or not all(map(math.isfinite, numbers)):
         return Ended("NaN or infinity", detail)
     if not to_nodes and far > LARGEST_MOVE:
