@@ -613,6 +613,9 @@ def test_mistakes(tmp_path: Path) -> None:
         gather(own())
     with pytest.raises(DataError, match="takes no partition"):
         is_on_nodes(own(partition={"kind": "nodes", "clients": 2, "holdout": 0.2}))
+    assert is_on_nodes(own(cohort={"new_clients": [1]}))
+    with pytest.raises(DataError, match=r"takes no names in cohort\.new_clients"):
+        is_on_nodes(own(cohort={"new_clients": ["north"]}))
     with pytest.raises(DataError, match="names 'yes' twice"):
         is_on_nodes(own(data={**DATA, "labels": ["yes", "no", "yes"]}))
     with pytest.raises(DataError, match=r"needs data\.source = 'nodes' and"):

@@ -23,7 +23,7 @@ def is_on_nodes(experiment: Experiment) -> bool:
 
     Raises:
         DataError: only one of ``data.source`` and ``partition.kind`` says so, the names of the
-            labels are missing or not different, or a holdout is asked for.
+            labels are missing or not different, a holdout is asked for, or new clients are named.
     """
     source, kind = experiment.data.source == NODES, experiment.partition.kind == NODES
     if source != kind:
@@ -55,6 +55,16 @@ def is_on_nodes(experiment: Experiment) -> bool:
             got=experiment.partition.holdout,
             why="each node is evaluated on the share data.test_fraction of its own data",
             do="leave it out, and set data.test_fraction",
+        )
+    new = experiment.cohort.new_clients
+    names = [] if isinstance(new, int) else [name for name in new if isinstance(name, str)]
+    if source and names:
+        raise DataError(
+            "Data on the nodes takes no names in cohort.new_clients.",
+            got=repr(names[0]),
+            expected="numbers, which are the nodes' partition-id",
+            why="every node has to know whom no round selects, and none knows the others' names",
+            do="name these clients by their numbers: cohort.new_clients = [0, 2]",
         )
     return source
 

@@ -1,4 +1,4 @@
-"""Warnings about robust aggregates, and rounds that end early, without an effect for the cohort."""
+"""Warnings about robust aggregates, and shares of replies, without an effect for the cohort."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedkeel.method.compose import expression_of
 from fedkeel.method.parts.krum import Krum
 from fedkeel.method.parts.mixing import Bucketing
 from fedkeel.method.roles import CohortTransform, Reduction
-from fedkeel.system.schedule import round_off
+from fedkeel.runner.early_stopping import smallest_count
 
 MANY = 1000
 """Clients up to which is looked for the number from which a defence has an effect."""
@@ -24,7 +24,9 @@ def defence_warnings(prepared: Prepared) -> Iterator[str]:
     """Yield warnings about defences against broken clients, and a cohort's settings."""
     if prepared.is_baseline:
         return
-    yield _round_that_waits_for_all(prepared)
+    system, of_all = prepared.settings.system, "so that nobody is left out"
+    if system is not None and prepared.plan.policy is None:
+        yield _share_of_all("system.enough", system.enough, prepared, of_all)
     count = _replies(prepared)
     attackers = 0 if prepared.attack is None else min(len(prepared.attack.attackers), count)
     plan = prepared.plan
@@ -40,7 +42,7 @@ def _replies(prepared: Prepared) -> int:
     count, system = prepared.population.per_round, prepared.settings.system
     if system is None or prepared.plan.policy is not None:
         return count
-    return math.ceil(round_off(system.enough * count))
+    return smallest_count(system.enough, count)
 
 
 def _without_effect(part: CohortTransform | Reduction, count: int) -> str:
@@ -89,14 +91,23 @@ def _ways(part: CohortTransform | Reduction, count: int, broken: int) -> str:
     return ", or ".join(ways)
 
 
-def _round_that_waits_for_all(prepared: Prepared) -> str:
-    """Return that the share of replies that end a round is rounded up to all of them."""
-    system, count = prepared.settings.system, prepared.population.per_round
-    if system is None or system.enough == 1.0 or prepared.plan.policy is not None:
+def rounds_without_reserve(prepared: Prepared) -> Iterator[str]:
+    """Yield warnings where shares of replies in a federation of nodes are rounded up to all."""
+    flower = prepared.settings.flower
+    yield _share_of_all(
+        "flower.quorum", flower.quorum, prepared, "so that one silent node stops the run"
+    )
+    if prepared.plan.policy is None:
+        yield _share_of_all("flower.enough", flower.enough, prepared, "so that nobody is left out")
+
+
+def _share_of_all(setting: str, share: float, prepared: Prepared, effect: str) -> str:
+    """Return that a share of a round's replies, below 1, is rounded up to all of them, else ""."""
+    count = prepared.population.per_round
+    if share == 1.0 or count < 2 or smallest_count(share, count) < count:
         return ""
-    if math.ceil(round_off(system.enough * count)) < count:
-        return ""
+    most = math.floor(1000 * (count - 1) / count) / 1000
     return (
-        f"system.enough = {system.enough:g} of {counted(count, 'client')} is rounded up to all of "
-        f"them, so that nobody is left out; give at most {(count - 1) / count:.3g}"
+        f"{setting} = {share:g} of {counted(count, 'client')} is rounded up to all of them, "
+        f"{effect}; give at most {most:g}"
     )

@@ -23,8 +23,7 @@ def client_models(engine: Engine, prepared: Prepared, server: Server) -> Iterato
         prepared: the run.
         server: after the last round.
     """
-    is_asked_for = prepared.settings.engine.client_models == "all"
-    if not _are_kept(prepared) or not (is_asked_for or getattr(engine, "has_client_models", True)):
+    if not _are_kept(prepared) or not getattr(engine, "has_client_models", True):
         return
     setup, network = prepared.setup, prepared.setup.training.network
     model = ServerModel(server.params, server.buffers, server.round)

@@ -38,7 +38,7 @@ from fedkeel.records.run_record import (
 from fedkeel.records.score import TaskRecord
 from fedkeel.runner.attack import task_record
 from fedkeel.runner.baselines import describe_baseline
-from fedkeel.runner.warnings import find_warnings, simulated_sums, unbounded_sums
+from fedkeel.runner.warnings import find_warnings, node_warnings, simulated_sums
 from fedkeel.task.losses import loss_name, named_like
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
@@ -112,7 +112,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         estimate=estimate_run(prepared),
         warnings=[
             *find_warnings(prepared),
-            *(unbounded_sums(prepared) if on_nodes else simulated_sums(prepared)),
+            *(node_warnings(prepared) if on_nodes else simulated_sums(prepared)),
         ],
         privacy=None if prepared.budget is None else _privacy_record(prepared, prepared.budget),
         secure_sums=_secure_text(prepared) if on_nodes else "",

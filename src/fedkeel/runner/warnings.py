@@ -26,7 +26,7 @@ from fedkeel.method.plugins import user_modules
 from fedkeel.method.roles import LocalWork
 from fedkeel.method.server_round import server_message
 from fedkeel.privacy.budget import weak_points
-from fedkeel.runner.defence_warnings import defence_warnings
+from fedkeel.runner.defence_warnings import defence_warnings, rounds_without_reserve
 from fedkeel.runner.noise_forecast import loud_noise
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.runner.split_warnings import is_from_catalogue, split_warnings
@@ -78,23 +78,31 @@ def find_warnings(prepared: Prepared) -> list[str]:
     return [message for message in warnings if message]
 
 
-def unbounded_sums(prepared: Prepared) -> list[str]:
+def node_warnings(prepared: Prepared) -> list[str]:
+    """Return the warnings about a run that hold in a federation of nodes, and in no simulation."""
+    if prepared.is_baseline:
+        return []
+    warnings = (*rounds_without_reserve(prepared), _unbounded_sums(prepared))
+    return [message for message in warnings if message]
+
+
+def _unbounded_sums(prepared: Prepared) -> str:
     """Return how far a single node of a federation can move a secure sum, where nothing says so."""
     flower = prepared.settings.flower
-    if not flower.secure_aggregation or prepared.is_baseline:
-        return []
+    if not flower.secure_aggregation:
+        return ""
     if flower.secure_norm is None:
-        return [
+        return (
             "flower.secure_aggregation without flower.secure_norm: nobody sees a single update, so "
             "nothing bounds one. A broken or malicious node can move each number of the model by "
             "up to 2^20 in a round; set secure_norm to have updates bounded at the nodes, and the "
             "sum at the server"
-        ]
-    return [
+        )
+    return (
         f"flower.secure_norm = {flower.secure_norm:g} is checked by each node for itself, and of "
         "the sum by the server: a malicious node that does not keep to it can use up what the "
         "others leave of the sum's bound"
-    ]
+    )
 
 
 def simulated_sums(prepared: Prepared) -> list[str]:

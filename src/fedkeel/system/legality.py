@@ -64,7 +64,7 @@ def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
 
 
 def refuse_on_nodes(settings: Run) -> None:
-    """Refuse what only a simulation has: virtual time, and cohorts by losses.
+    """Refuse what only a simulation has: virtual time, cohorts by losses, and clients' own models.
 
     Raises:
         ConfigError: with what to do.
@@ -81,4 +81,11 @@ def refuse_on_nodes(settings: Run) -> None:
             "Virtual time is for simulations: nodes take the time that they take.",
             got="[system]" if settings.system is not None else "stop.hours",
             do="drop it; flower.enough and flower.deadline_seconds say how long a round waits",
+        )
+    if settings.engine.client_models == "all":
+        raise ConfigError(
+            "The clients' own models cannot be kept in a federation of nodes.",
+            got='engine.client_models = "all"',
+            why="what a client keeps never leaves its node",
+            do="drop it",
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +73,46 @@ def test_a_dozen_methods_end_with_the_same_bits(
         assert found.read_run().engine.kind == "flower"
         assert [row.faults for row in found.rows()] == [{}] * 3
         same_as_sequential(toy, tmp_path / str(number), [f"method={method}"])
+
+
+HOSTILE = """\
+import json
+import time
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    while len(nodes := list(grid.get_node_ids())) < 2:
+        time.sleep(0.1)
+    messages = [Message(RecordDict(), node, "query.describe") for node in nodes]
+    reasons = [reply.error.reason for reply in grid.send_and_receive(messages)]
+    out = Path(str(context.run_config["out"]))
+    out.with_suffix(".part").write_text(json.dumps(reasons))
+    out.with_suffix(".part").rename(out)
+"""
+"""A server that looks at no setting, and asks the nodes."""
+
+
+def test_a_server_runs_no_command_on_a_node(
+    federation: Federation, app: Path, patience: float, tmp_path: Path
+) -> None:
+    hostile, marker, out = tmp_path / "app", tmp_path / "marker", tmp_path / "reasons"
+    shutil.copytree(app, hostile)
+    (hostile / "federation" / "server.py").write_text(HOSTILE)
+    settings = f"model.name=os:system; model.args={{command='touch {marker}'}}"
+    federation.submit(hostile, {"out": str(out), "settings": settings})
+    assert eventually(out.exists, 9 * patience), federation.tail("superlink")
+    reasons = json.loads(out.read_text())
+    assert len(reasons) == 2
+    for reason in reasons:
+        assert "names code that is not installed on this node: model.name = 'os:system'" in reason
+    assert not marker.exists()
 
 
 @contextmanager

@@ -263,3 +263,5 @@ def test_what_does_not_go_with_nodes_or_with_rounds_is_refused() -> None:
         refuse_on_nodes(by_losses)
     with pytest.raises(ConfigError, match="Virtual time is for simulations"):
         refuse_on_nodes(prepared("fedasync", system=SLOW).settings)
+    with pytest.raises(ConfigError, match="never leaves its node"):
+        refuse_on_nodes(prepared("fedper", client_models="all").settings)

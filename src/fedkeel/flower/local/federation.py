@@ -28,7 +28,7 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressDisplay
-from fedkeel.runner.warnings import find_warnings, unbounded_sums
+from fedkeel.runner.warnings import find_warnings, node_warnings
 from fedkeel.trust import mark_as_made_here
 
 STATUS_SECONDS = 10.0
@@ -107,7 +107,7 @@ def run_locally(
     else:
         prepared = prepare(experiment, gather(experiment))
         warnings = find_warnings(prepared)
-    warnings += unbounded_sums(prepared)
+    warnings += node_warnings(prepared)
     score = prepared.setup.metrics.score
     with RunFolder(flower_folder).alone():  # what follows would end another command's processes
         app = flower_folder / "app"
