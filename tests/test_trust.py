@@ -91,6 +91,9 @@ DOORS = [
 ]
 
 
+MORE = ("run", "run", "--resume", "--rounds", "3")
+
+
 @pytest.mark.parametrize("words", DOORS, ids=" ".join)
 def test_no_command_imports_what_a_strangers_folder_names(
     words: tuple[str, ...], stranger: Path
@@ -115,11 +118,17 @@ def test_no_command_connects_to_a_cluster_that_a_strangers_folder_names(tmp_path
 
 
 def test_a_user_may_trust_it(stranger: Path) -> None:
-    for words in (("predict", "run", "toy.npz"), ("check", "run"), ("run", "run", "--resume")):
+    for words in (
+        ("predict", "run", "toy.npz"),
+        ("check", "run"),
+        ("run", "run", "--resume"),
+        MORE,
+    ):
         done = call(*words, "--trust")
         assert done.code == 0, done.err
         assert Path("marker").exists()
         forget()
+    assert "was not made here by you" in call("predict", "run", "toy.npz").err
 
 
 def test_a_report_imports_nothing(stranger: Path) -> None:
@@ -138,9 +147,15 @@ def test_what_the_user_names_needs_no_trust(stranger: Path) -> None:
 
 
 def test_the_maker_is_not_asked(home: Path) -> None:
-    for words in (("predict", "run", "toy.npz"), ("check", "run"), ("run", "run", "--resume")):
+    for words in (
+        ("predict", "run", "toy.npz"),
+        ("check", "run"),
+        ("run", "run", "--resume"),
+        MORE,
+    ):
         done = call(*words)
         assert done.code == 0, done.err
+    assert call("predict", "run", "toy.npz").code == 0
     assert (state_folder() / "folder-key").stat().st_mode & 0o777 == 0o600
 
 

@@ -61,28 +61,29 @@ def check_trusted(folder: Path, names: Iterable[tuple[str, str]], trust: bool) -
     unknown = {} if trust else {name: key for key, name in names}
     if not unknown:
         return
-    key, marks = _key(), _marks(folder)
     found: dict[str, str] = {}
     for name in sorted(unknown):
         is_address = unknown[name] == ADDRESS
         place = place_of(name.partition(":")[0])
         if place.whose in ("nobody", "standard") and not is_address:
             continue  # the name is refused where it is looked up
-        try:
-            fits = key is not None and hmac.compare_digest(
-                _mark(key, folder, name), marks.get(name, "")
-            )
-        except OSError:
-            fits = False
-        if not fits:
+        if not _is_marked(folder, name):
             found[name] = "a cluster" if is_address else place.file or "memory"
     if found:
         raise RunError(
             f"{folder} names code, and was not made here by you.",
             got=", ".join(f"{unknown[name]} = {name!r} in {file}" for name, file in found.items()),
-            why="modules would be imported and called; what a cluster sends would be unpickled",
+            why="modules would be imported and called"
+            + (
+                "; what a cluster sends would be unpickled" if "a cluster" in found.values() else ""
+            ),
             do="look at them; if you trust them, add --trust (in Python trust=True)",
         )
+
+
+def is_made_here(folder: Path, settings: Run) -> bool:
+    """Return whether a run folder has a mark that fits for every name of code in its settings."""
+    return all(_is_marked(folder, name) for _, name in names_to_trust(settings))
 
 
 def state_folder() -> Path:
@@ -97,6 +98,16 @@ def _mark(key: bytes, folder: Path, name: str) -> str:
     file = place_of(name.partition(":")[0]).file
     text = json.dumps([name, os.path.realpath(file), hashlib.sha256(settings).hexdigest()])
     return hmac.new(key, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def _is_marked(folder: Path, name: str) -> bool:
+    key = _key()
+    try:
+        return key is not None and hmac.compare_digest(
+            _mark(key, folder, name), _marks(folder).get(name, "")
+        )
+    except OSError:
+        return False
 
 
 def _marks(folder: Path) -> dict[str, str]:

@@ -43,6 +43,15 @@ def settings(name: str) -> dict[str, dict[str, object]]:
     return tomllib.loads(Path(f"{name}.toml").read_text(encoding="utf-8"))
 
 
+def test_a_column_of_patients_is_named_for_the_hold_out(patients: Path) -> None:
+    rows = [f"P{i // 2},{i % 7},{'ill' if i % 3 else 'healthy'}" for i in range(120)]
+    Path("visits.csv").write_text("\n".join(["patient,dose,outcome", *rows]))
+    done = call("new", "visits", "--data", "visits.csv", "--label", "outcome")
+    assert (
+        "60 different texts; where rows of one belong together, set partition.holdout" in done.out
+    )
+
+
 def test_labels_of_hospitals(patients: Path) -> None:
     words = ("--data", "patients.csv", "--label", "outcome", "--client", "hospital")
     done = call("new", "heart", *words)

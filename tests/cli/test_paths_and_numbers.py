@@ -83,7 +83,7 @@ def test_halves_and_percent_in_settings(build: object, words: str) -> None:
 def test_percent_in_a_table(home: Path) -> None:
     path = home / "percent.csv"
     path.write_text("u,label\n" + "".join(f"{i} %,{'ab'[i % 2]}\n" for i in range(9)))
-    with pytest.raises(DataError, match="take the sign of percent away in the file: 0"):
+    with pytest.raises(DataError, match="write it without the percent sign: 0"):
         load(config.build(config.Data, {"source": str(path)}, "test"))
 
 

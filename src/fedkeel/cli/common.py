@@ -36,7 +36,9 @@ DIAGNOSE = typer.Option(
     help="What to measure beside the scores, e.g. forgetting,cka; see diagnose.kinds.",
 )
 TRUST = typer.Option(
-    False, "--trust", help="Import code that a run folder names, also where you did not make it."
+    False,
+    "--trust",
+    help="Import code that a run folder names, also if you did not make the folder.",
 )
 JSON = typer.Option(False, "--json", help="Print one JSON document on standard output.")
 QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")

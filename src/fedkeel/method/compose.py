@@ -392,9 +392,9 @@ _NEED_HINTS = {
     Capability.FEATURES: "name the classifier: model.head = '...', or Task(model, head='...')",
     Capability.BLOCKS: "use a network of several sub-modules with parameters",
     Capability.EXAMPLE_LOSSES: "use a network without batch normalisation, and a loss for each "
-    "example (reduction='none'): class weights in a mean cancel of one example",
-    Capability.LOSS_BY_EXAMPLE: "return a loss for each example (reduction='none'): class weights "
-    "in a mean cancel of one example",
+    "example (reduction='none'): in a mean of one example, class weights cancel",
+    Capability.LOSS_BY_EXAMPLE: "return a loss for each example (reduction='none'): in a mean of "
+    "one example, class weights cancel",
     Capability.PLAIN_LOSS: "take loss = 'cross_entropy': the part puts one of its own in its "
     "place, and class weights, label smoothing or another loss would be lost; or drop the part",
     Capability.SOFT_TARGETS: "use a named loss of labels or quantities, or drop the part",

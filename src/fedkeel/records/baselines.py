@@ -9,7 +9,7 @@ LOCAL: Final = "local"
 CENTRALISED: Final = "centralised"
 
 BASELINES: Mapping[str, str] = {
-    LOCAL: "each client trains alone; the score is the mean over the clients' models",
+    LOCAL: "each client trains alone; the score is of the models of all clients",
     CENTRALISED: "one model is trained on the examples of all clients in one place, by as many "
     "steps as the clients make together",
 }

@@ -77,10 +77,20 @@ def client_file(record: RunRecord, client: str) -> str:
         )
     raise RunError(
         f"The run has left no client's own model ({record.method}).",
-        why="all clients have the same model, it predicts with the client's examples beside it, "
-        "it lies on the client's node, the run is not finished, or the models of all clients "
-        "together were too large to be kept without being asked for",
-        do='take the run\'s one model if it has one; else run with engine.client_models = "all"',
+        why=_why_none(record),
+        do="take the model that all clients share, without naming a client; if each has its own, "
+        'run with engine.client_models = "all"',
+    )
+
+
+def _why_none(record: RunRecord) -> str:
+    if record.status != "finished":
+        return "it is not finished"
+    if record.engine.kind == "flower":
+        return "a client's own model stays on its node"
+    return (
+        "all clients share one model, or their own were not kept: together they take more than "
+        "256 MB, or each predicts with the client's examples beside the model (knnper)"
     )
 
 
@@ -103,7 +113,7 @@ def no_single_model(record: RunRecord) -> RunError:
     if kept:
         do = (
             f"take a client's: result.client_model({kept[0]!r}), fedkeel.load(RUN, "
-            f"client={kept[0]!r}), or fedkeel predict RUN DATA --client {kept[0]!r}"
+            f"client={kept[0]!r}), or --client {kept[0]!r} of fedkeel predict and fedkeel export"
         )
     else:
         do = 'run with engine.client_models = "all", which keeps each client\'s own model'

@@ -252,5 +252,5 @@ def _nothing_held_out(federation: Federation) -> str:
     return (
         f"{len(without)} of {counted(len(federation), 'client')} hold nothing out "
         f"({', '.join(names)}{more}): all examples of one {data.grouped_by!r} stay together, and "
-        "they have one only, or need all of theirs to train on. They are not evaluated on their own"
+        "they have only one, or need all of theirs to train on. They are not evaluated on their own"
     )

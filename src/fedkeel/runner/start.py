@@ -27,7 +27,7 @@ from fedkeel.runner.more_rounds import is_beginning
 from fedkeel.runner.result import Result
 from fedkeel.runner.warnings import values_not_seen
 from fedkeel.system.trainings import Trainings
-from fedkeel.trust import mark_as_made_here
+from fedkeel.trust import is_made_here, mark_as_made_here
 from fedkeel.version import __version__
 
 
@@ -106,7 +106,10 @@ def _start(
         keys = [*before.earlier_keys, *([before.key] if goes_further else [])]
         record = replace(describe_run(prepared, choice), earlier_keys=keys)
         if goes_further:
+            was_made_here = is_made_here(folder.path, prepared.settings)
             folder.start_again(record, text)
+            if was_made_here:  # the mark is of the settings, which now have more rounds
+                mark_as_made_here(folder.path, prepared.settings)
         else:
             folder.write_run(record)
         _save_histogram(folder, prepared)

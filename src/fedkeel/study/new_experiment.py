@@ -264,7 +264,9 @@ class _Plan:
         if not self.holds_out:
             return ""
         text = f"\nholdout = {_HOLDOUT}  # of each client: new examples to judge its model on"
-        by_class = "\nstratify = true  # as many of each class" if self.train.has_labels else ""
+        by_class = (
+            "\nstratify = true  # the same share of each class" if self.train.has_labels else ""
+        )
         return text + by_class
 
     def _evaluation_text(self) -> list[str]:

@@ -68,7 +68,7 @@ def charged(root: Path) -> list[tuple[Release, float, int]]:
         ({"methods": ("fedprox",)}, "scaffold", {}, "does not allow scaffold. got method"),
         ({"methods": ()}, "fedgc", {}, "does not allow fedgc.cgc"),
         ({"messages": ("scores",)}, "scaffold", {}, "let 'scaffold' out. allowed scores"),
-        ({"messages": ()}, "mime", {}, "let 'mime' out. allowed the update alone"),
+        ({"messages": ()}, "mime", {}, "let 'mime' out. allowed only the update"),
         ({"min_clients": 3}, "fedavg", {}, "too few clients .* got 2; allowed 3 at least"),
         (
             {"secure_sums": True},

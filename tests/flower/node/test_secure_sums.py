@@ -151,7 +151,7 @@ def test_settings_do_not_take_away_the_noise_of_the_file(
     apps: dict[str, Path], tmp_path: Path, settings: str, is_refused: bool
 ) -> None:
     reason = asked(apps["budget"], tmp_path, settings)
-    assert ("take privacy away" in reason) == is_refused
+    assert ("take away privacy" in reason) == is_refused
     assert is_refused or reason == ""
 
 

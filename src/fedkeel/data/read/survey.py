@@ -139,7 +139,10 @@ def _survey(where: str, name: str, column: _Column, is_dropped: bool) -> ColumnS
     if not categories:
         return ColumnSurvey(name, "left out", reason="no row has a value")
     if len(categories) > min(MOST_CATEGORIES, max(2, len(numbers) // 2)):
-        return ColumnSurvey(name, "left out", gaps, reason=f"{len(categories):,} different texts")
+        reason = f"{len(categories):,} different texts"
+        if 2 * len(categories) <= len(numbers):  # such as a patient with several rows
+            reason += "; where rows of one belong together, set partition.holdout_by"
+        return ColumnSurvey(name, "left out", gaps, reason=reason)
     return ColumnSurvey(name, "category", gaps, categories)
 
 

@@ -205,7 +205,7 @@ def _without_percent(text: str) -> str | None:
     found = re.fullmatch(r"([-+]?\d+(?:[.,]\d+)?)\s*%", text)
     if found is None:
         return None
-    return f"take the sign of percent away in the file: {found[1].replace(',', '.')}"
+    return f"write it without the percent sign: {found[1].replace(',', '.')}"
 
 
 def _without_commas(text: str) -> str:

@@ -296,7 +296,7 @@ def _check_allowed(policy: Policy, name: str) -> None:
     if allowed is not None and name not in allowed:
         raise PolicyError(
             f"The policy of this site does not let {name!r} out.",
-            expected=_named(allowed, "the update alone"),
+            expected=_named(allowed, "only the update"),
             do=SETTLE,
         )
 
@@ -307,7 +307,7 @@ def _check_methods(policy: Policy, plan: Plan) -> None:
             raise PolicyError(
                 f"The policy of this site does not allow {part.name}.",
                 got=f"method {plan.expression!r}",
-                expected=_named(policy.methods or (), "fedavg alone"),
+                expected=_named(policy.methods or (), "only fedavg"),
                 do=SETTLE,
             )
 

@@ -90,7 +90,7 @@ def read_signing(key: Path | None, peers: Path | None) -> Signing:
     trusted = None if peers is None else _read_peers(peers)
     if trusted is not None and private is None:
         raise ConfigError(
-            "A node that takes signed keys only has to sign its own.",
+            "A node that takes only signed keys has to sign its own.",
             got="peers without a key",
             do="start it with --auth-supernode-private-key, which is the key that signs",
         )

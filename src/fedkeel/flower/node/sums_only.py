@@ -96,7 +96,7 @@ def _check_noise(own: Experiment, asked: Experiment) -> None:
     )
     if not is_kept:
         raise PolicyError(
-            "The settings of this run take privacy away that the app's own file promises.",
+            "The settings of this run take away privacy that the app's own file promises.",
             got="no [privacy]"
             if now is None
             else f"unit {now.unit!r}, epsilon {now.epsilon:g}, delta {now.delta:g}",

@@ -269,7 +269,8 @@ def read_states(
         most = count * max(1, places) * (1 + 1e-9)
         if is_count and not bool(((part >= 0) & (part <= most)).all()):
             raise WireError(
-                "The sums of a score are none of so many examples.", got=f"{metric.name}: {count}"
+                "The sums of a score do not fit the number of examples.",
+                got=f"{metric.name}: {count}",
             )
     return states, scores[LOSS]
 
@@ -289,7 +290,7 @@ def read_counts(content: RecordDict, client: int, most: int, metrics: MetricSet)
     counts = read_sums(content, of_client(SCORES, client), metrics.state_size)
     sums = [part.sum() for part in torch.split(counts, list(metrics.sizes))]
     if not all(0 <= total <= most for total in sums) or not (counts == counts.floor().abs()).all():
-        raise WireError("The counts of predictions are none of so many examples.", got=most)
+        raise WireError("The counts of predictions do not fit the number of examples.", got=most)
     return counts
 
 

@@ -40,8 +40,8 @@ class FedALA(LocalStart, Carry, ClientState):
         lr: eta, learning rate of W, > 0. The paper has 1.
         passes: passes over the client's examples in which W is trained in each round, >= 0. The
             paper has 1.
-        first: those of a client's second round, the first in which it has a model of its own,
-            >= 0, in which W has to settle.
+        first: passes in a client's second round, >= 0. It is the first one in which the client has
+            a model of its own, so W has to settle.
     Sent: nothing beyond the model.
     State: the last local model of each client, W, and the number of its rounds: two models.
     Cost: `passes` over all examples of the client in each round, and in each evaluation of the

@@ -2,8 +2,8 @@
 
 A score is the log-odds of a class, log(p / (1 - p)), computed from the outputs without rounding p
 to 0 or 1. On one machine the scores of all examples are kept, and the areas are exact. Nodes send
-how many examples have a score in each of `BINS` bins: 1/128 wide up to 32 on both sides of 0, and
-beyond that 256 for each doubling up to 2048. The error is below 0.002 where the standard deviation
+how many examples have a score in each of `BINS` bins: 1/256 wide up to 16 on both sides of 0, and
+beyond that 512 for each doubling up to 2048. The error is below 0.002 where the standard deviation
 of the log-odds of the examples is at least 0.2.
 
 Equal scores, or those of one bin, are one threshold: none of their examples ranks before another. A
