@@ -33,7 +33,7 @@ test-flower-versions:
 			|| exit 1; \
 	done
 
-# Random lies, settings and damaged files, for half an hour; tests/attack/README.md says what they try.
+# Lies, settings and damaged files at random, for about half an hour: see tests/attack/README.md.
 attack: $(READY)
 	for script in replies settings files; do \
 		PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/attack/$$script.py || exit 1; \

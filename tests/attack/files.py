@@ -54,22 +54,16 @@ def make_runs(folder: Path) -> None:
     (half / "run.json").write_text(json.dumps(row))
 
 
-COMMANDS = {
-    "report": ["report", "whole"],
-    "predict": ["predict", "whole", "new.csv"],
-    "export": ["export", "whole", "model.pt2"],
-    "resume": ["run", "half", "--resume", "--quiet"],
-    "again": ["run", "whole", "--resume", "--quiet"],
-    "both": ["report", "both"],
-    "compare": ["compare", "toy.toml", "--methods", "fedavg, scaffold", "--out", "both", "-q"],
-}
-
-PLACES = {way: words[1] for way, words in COMMANDS.items()} | {
-    "resume": "half",
-    "again": "whole",
-    "compare": "both",
-}
-"""The folder that a command reads."""
+COMMANDS = (
+    ("whole", ["report", "whole"]),
+    ("whole", ["predict", "whole", "new.csv"]),
+    ("whole", ["export", "whole", "model.pt2"]),
+    ("whole", ["run", "whole", "--resume", "--quiet"]),
+    ("half", ["run", "half", "--resume", "--quiet"]),
+    ("both", ["report", "both"]),
+    ("both", ["compare", "toy.toml", "--methods", "fedavg, scaffold", "--out", "both", "-q"]),
+)
+"""The folder that a command reads, and the command."""
 
 
 def one(number: int, seed: int, source: Path, marker: Path) -> Ended:
@@ -80,10 +74,8 @@ def one(number: int, seed: int, source: Path, marker: Path) -> Ended:
         shutil.copytree(source, folder)
         os.chdir(folder)
         (folder / "new.csv").write_text("a,b,c,d,e,f\n1,2,3,4,5,6\n")
-        way = draw.choice(list(COMMANDS))
-        words = COMMANDS[way]
-        place = folder / PLACES[way]
-        files = sorted(p for p in place.rglob("*") if p.is_file() and p.suffix != ".html")
+        read, words = draw.choice(COMMANDS)
+        files = sorted(p for p in (folder / read).rglob("*") if p.is_file() and p.suffix != ".html")
         file = draw.choice(files)
         said = f"{' '.join(words[:2])}: {file.relative_to(folder)}: {spoil(file, marker, draw)}"
         done = call(*words)

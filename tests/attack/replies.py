@@ -155,10 +155,7 @@ def other_records(
 
 def other_arrays(record: Any, draw: random.Random) -> tuple[ArrayRecord, str]:
     """Change the numbers or the form of tensors."""
-    try:
-        arrays = {key: array.numpy().copy() for key, array in record.items()}
-    except Exception:
-        return record, "as they are"
+    arrays = {key: array.numpy().copy() for key, array in record.items()}
     chosen = draw.choice(list(arrays)) if arrays else None
     targets = list(arrays) if draw.random() < 0.5 or chosen is None else [chosen]
     way = draw.randrange(12)
@@ -208,21 +205,20 @@ def play(made: Prepared, root: Path, lies: dict[str, Any]) -> tuple[Result, Lies
 
 
 @cache
-def honest(name: str) -> tuple[dict[str, torch.Tensor], float, int, int]:
+def honest(name: str) -> tuple[dict[str, torch.Tensor], float, int]:
     """The model of an honest run, how far a round moves it, and the messages of a node."""
     made = run_of(name)
     start = {k: v.clone() for k, v in made.server.params.items()}
     with tempfile.TemporaryDirectory() as folder:
         result, grid = play(made, Path(folder), {})
     moved = math.sqrt(sum(float((result.params[k] - start[k]).square().sum()) for k in start))
-    kinds = grid.seen
-    return {k: v.clone() for k, v in result.params.items()}, moved / ROUNDS, kinds, 0
+    return {k: v.clone() for k, v in result.params.items()}, moved / ROUNDS, grid.seen
 
 
 def one(number: int, name: str, seed: int) -> Ended:
     """Make one trial."""
     draw = random.Random(f"{seed} {number}")
-    params, step, messages, _ = honest(name)
+    params, step, messages = honest(name)
     to_nodes = draw.random() < 0.4
     with tempfile.TemporaryDirectory() as folder:
         lies = {"to_nodes": to_nodes, "at": draw.randrange(max(1, messages)), "draw": draw}

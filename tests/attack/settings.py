@@ -143,16 +143,7 @@ def base(draw: random.Random) -> dict[str, Any]:
     document = tomllib.loads(draw.choice([EXPERIMENT, EXPERIMENT, TABLE]))
     document["rounds"] = 2
     if draw.random() < 0.3:
-        document["method"] = draw.choice(
-            [
-                "scaffold",
-                "fedgc",
-                "dpclient(norm=1.0, sigma=1.0)",
-                "trimmed_mean",
-                "fedper",
-                "local",
-            ]
-        )
+        document["method"] = draw.choice(METHODS)
     return document
 
 
