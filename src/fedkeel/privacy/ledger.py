@@ -7,7 +7,6 @@ moment leaves a ledger that counts at least what has been sent.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,11 +22,7 @@ from fedkeel.named_files import RECORD_BYTES, read_regular
 from fedkeel.privacy.accountant import Release, Sampling, composed_epsilon
 from fedkeel.privacy.policy import Policy, PolicyError
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from fedkeel.records.lock import waited_for
 
 FORMAT, READABLE = 2, (1, 2)
 """Version of the file that is written, and those that are read."""
@@ -197,11 +192,7 @@ class Ledger:
         lock = self.file.with_name(f".{self.file.name}.lock")
         with ExitStack() as stack:
             try:
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-                stack.callback(os.close, handle)
-                if fcntl is not None:
-                    fcntl.flock(handle, fcntl.LOCK_EX)
+                stack.enter_context(waited_for(lock))
             except OSError as error:
                 raise RunError(
                     "The ledger of this site cannot be locked.",

@@ -73,6 +73,23 @@ def locked(folder: Path) -> Iterator[FolderLock]:
         lock.close()
 
 
+@contextmanager
+def waited_for(file: Path) -> Iterator[None]:
+    """Lock a file, which is made where there is none, and wait for who has the lock.
+
+    Raises:
+        OSError: the file cannot be made or locked.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _take(lock: FolderLock) -> None:
     """Lock the folder, or a file in it where the file system locks no folders."""
     if fcntl is None:

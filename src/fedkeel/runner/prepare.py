@@ -205,7 +205,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         plan = training.plan
     check_sampling(plan, training.local)
     if settings.flower.secure_aggregation:
-        check_secure_aggregation(settings.method, training)
+        nodes = settings.flower.secure_minimum
+        check_secure_aggregation(settings.method, training, nodes, count)
     setup = TrainingSetup(
         training,
         federation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedkeel.errors import CompositionError
+from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.method.compose import Plan
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
@@ -50,19 +50,30 @@ def refusal(plan: Plan) -> Refusal | None:
     return None
 
 
-def check_secure_aggregation(expression: str, training: LocalTraining) -> None:
+def check_secure_aggregation(
+    expression: str, training: LocalTraining, nodes: int | None, clients: int
+) -> None:
     """Refuse a run that cannot do with sums.
 
     Args:
         expression: the method, or a baseline, which sums nothing at a server.
         training: what clients do.
+        nodes: `flower.secure_minimum`.
+        clients: C.
 
     Raises:
         CompositionError: names the part and the reason.
+        ConfigError: no sum can be of so many nodes.
     """
     if expression in BASELINES:  # which no federation of nodes runs
         return
     refuse_single_updates(training.plan)
+    if nodes is not None and nodes > clients:
+        raise ConfigError(
+            "A secure sum cannot be of more nodes than there are clients.",
+            got=f"flower.secure_minimum = {nodes}",
+            expected=f"at most {clients}",
+        )
     shared = training.network.buffers if training.buffers == "average" else {}
     whole = [name for name, tensor in shared.items() if not tensor.is_floating_point()]
     if whole:

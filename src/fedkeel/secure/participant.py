@@ -11,7 +11,7 @@ Deviations
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -263,6 +263,19 @@ class Participant:
 
     def _context(self, sender: int, receiver: int) -> str:
         return f"{self.session} {sender} {receiver}"
+
+
+def are_usable(keys: PublicKeys, others: Iterable[PublicKeys]) -> bool:
+    """Return whether these keys are valid, differ, and are not those of others."""
+    pair = {keys.cipher, keys.mask}
+    if len(pair) < 2 or any(pair & {other.cipher, other.mask} for other in others):
+        return False
+    try:
+        for key in pair:
+            shared_key(new_key(), key, "")
+    except SecureSumError:
+        return False
+    return True
 
 
 def common_key(private: bytes, public: bytes, session: str) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from fedkeel.flower.local import watcher
 from fedkeel.flower.local.keys import make as make_keys
 from fedkeel.flower.node import node as node_module
 from fedkeel.flower.node.answer import answer
+from fedkeel.flower.node.answered_sums import AnsweredSums
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.signing import Signing, read_signing
 from fedkeel.flower.node.sums_only import app_name
@@ -121,6 +124,10 @@ def test_a_node_that_has_joined_for_sums_sends_nothing_else(
         )
     assert asked(apps["sums"], state, "flower.secure_minimum=4") == ""
     assert "sums of 4 nodes at least" in asked(apps["sums"], state)  # it has joined for more
+    assert "more nodes than there are" in asked(apps["sums"], state, "flower.secure_minimum=40")
+    assert (
+        asked(apps["sums"], state, "flower.secure_minimum=4") == ""
+    )  # who was refused binds nobody
     (file,) = state.glob("sums-only*")
     assert file.stat().st_mode & 0o077 == 0
     file.write_text(file.read_text().replace("4", "0"))
@@ -170,6 +177,34 @@ def test_single_answers_are_refused_in_a_run_of_sums(tmp_path: Path) -> None:
 
 
 # ---- one request for each step ------------------------------------------------------------------
+
+
+def test_two_sums_at_the_same_time_see_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server asks for two sums of other nodes from one model at once."""
+    sums, lines, refused = AnsweredSums(tmp_path), AnsweredSums._lines, list[str]()
+
+    def slow(self: AnsweredSums) -> list[dict[str, str]]:
+        found = list(lines(self))
+        time.sleep(0.2)
+        return found
+
+    def add(run: str, nodes: list[int]) -> None:
+        try:
+            sums.add(run, 0, [1], "model", nodes)
+        except SecureSumError as error:
+            refused.append(error.what)
+
+    monkeypatch.setattr(AnsweredSums, "_lines", slow)
+    threads = [Thread(target=add, args=(f"run {n}", list(range(n)))) for n in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 1
+    assert "a sum of other nodes from the same model" in refused[0]
+    assert sums.has("run 2", 0, [1]) != sums.has("run 3", 0, [1])
 
 
 def test_a_second_request_at_the_same_time_finds_no_secrets(

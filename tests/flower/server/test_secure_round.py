@@ -439,6 +439,26 @@ def test_a_node_that_lies_is_named_and_left_out(
     assert named == {0}
 
 
+@pytest.mark.parametrize("key", ["00" * 32, "ab", "cipher"])
+def test_a_node_whose_public_keys_cannot_be_used_is_named_and_left_out(
+    tmp_path: Path, key: str
+) -> None:
+    """The others would all have refused them, and been blamed for that in every round."""
+    made = run("fedavg", rounds=1)
+    grid = grid_of(make_nodes(made, tmp_path, nodes=CLIENTS))
+
+    def edit(kind: str, reply: RecordDict) -> RecordDict:
+        if kind != "train.keys":
+            return reply
+        keys = header_of(reply)["keys"]
+        return changed(reply, keys={**keys, "mask": keys.get(key, key)})
+
+    grid.edits[node_of(0)] = edit
+    (row,) = run_on_nodes(made, grid, tmp_path / "run").rows[1:]
+    assert row.clients == [1, 2, 3, 4]
+    assert row.faults == {"sent keys that cannot be used": [0]}
+
+
 def test_a_false_loss_is_left_out(tmp_path: Path) -> None:
     """From the second round on it is compared with those before; the model is not changed by it."""
     made = run("scaffold", rounds=3)

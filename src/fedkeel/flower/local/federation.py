@@ -118,10 +118,12 @@ def run_locally(
             run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
             for warning in warnings:
                 display.warn(f"flower run {run}", warning)
-            result = _Follower(federation, run, folder, display).follow(experiment.rounds, score)
-    if is_new:
-        mark_as_made_here(out, experiment)  # by the files here, which the app has copies of
-    return result
+            try:
+                follower = _Follower(federation, run, folder, display)
+                return follower.follow(experiment.rounds, score)
+            finally:
+                if is_new:  # by the files here, which the app has copies of
+                    mark_as_made_here(out, experiment)
 
 
 def _remove_leftovers(folder: Path) -> None:

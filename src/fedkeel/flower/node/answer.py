@@ -11,7 +11,7 @@ from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.node.configuration import make_node, state_folder
 from fedkeel.flower.node.log import log_error, public_reason
-from fedkeel.flower.node.sums_only import app_name, hold_to_sums
+from fedkeel.flower.node.sums_only import app_name, check_sums_only, promise_sums
 
 CLIENT_APP_RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""
@@ -34,8 +34,10 @@ def answer(
     folder = state_folder(context.node_config)
     try:
         kind, (installed, experiment) = message.metadata.message_type, read()
-        hold_to_sums(folder, app_name(file), installed, experiment)
+        app = app_name(file)
+        check_sums_only(folder, app, installed, experiment)
         node = make_node(experiment, dict(context.node_config), installed, kind)
+        promise_sums(folder, app, experiment)  # a run that is refused binds nobody
         content = node.reply(kind, message.content)
         return Message(content, reply_to=message)
     except FedkeelError as error:

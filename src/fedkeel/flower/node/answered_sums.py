@@ -18,13 +18,16 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeel.flower.node.secure_secrets import disk_errors
 from fedkeel.records.files import synchronise
+from fedkeel.records.lock import waited_for
 from fedkeel.secure.primitives import SecureSumError
 
+LOCK = ".answered-sums.lock"
 FILE = "answered-sums.jsonl"
 """File in a node's folder, one line for each sum that it has helped to unmask."""
 
@@ -47,7 +50,8 @@ class AnsweredSums:
             round: rounds completed before this one.
             clients: those that the node plays.
         """
-        return any(line["round"] == _round(run, round, clients) for line in self._lines())
+        name = _round(run, round, clients)
+        return any(line["round"] == name for line in self._lines())
 
     def add(
         self, run: str, round: int, clients: Collection[int], subject: str, nodes: Collection[int]
@@ -67,6 +71,16 @@ class AnsweredSums:
             RunError: the disk fails.
         """
         members, name = _digest(sorted(nodes)), _round(run, round, clients)
+        text = json.dumps({"round": name, "subject": subject, "members": members})
+        with ExitStack() as stack:
+            with disk_errors():  # two at a time would not see each other
+                stack.enter_context(waited_for(self.folder / LOCK))
+            self._check(name, subject, members)
+            with disk_errors():
+                self._append(text)
+
+    def _check(self, name: str, subject: str, members: str) -> None:
+        """Refuse a sum beside which the node has helped to unmask another one."""
         for line in self._lines():
             if line["round"] == name:
                 raise SecureSumError(ANSWERED)
@@ -76,18 +90,16 @@ class AnsweredSums:
                     "the difference of two sums may tell of one node.",
                     do="have the same nodes take part, or take another seed",
                 )
-        text = json.dumps({"round": name, "subject": subject, "members": members})
-        with disk_errors():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = self.folder / FILE
-            # it begins with a line break: a line before it may have been cut off by a kill
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(handle, f"\n{text}\n".encode())
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-            synchronise(self.folder)
+
+    def _append(self, text: str) -> None:
+        """Write a line, after a line break: the one before may have been cut off by a kill."""
+        handle = os.open(self.folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(handle, f"\n{text}\n".encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        synchronise(self.folder)
 
     def _lines(self) -> Iterator[dict[str, str]]:
         with disk_errors():

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedkeel.errors import ConfigError
+from fedkeel.named_files import read_regular
 from fedkeel.secure.primitives import SecureSumError
 
 _ALGORITHM = ec.ECDSA(SHA256())
@@ -99,7 +100,7 @@ def read_signing(key: Path | None, peers: Path | None) -> Signing:
 
 def _read_private(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_ssh_private_key(file.read_bytes(), password=None)
+        key = load_ssh_private_key(read_regular(file), password=None)
     except OSError as error:
         raise _unusable("private key", file, error.strerror) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -111,7 +112,7 @@ def _read_private(file: Path) -> ec.EllipticCurvePrivateKey:
 
 def _read_peers(file: Path) -> tuple[ec.EllipticCurvePublicKey, ...]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(file).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise _unusable("file of peers", file, reason) from None

@@ -41,28 +41,44 @@ def app_name(file: Path) -> str:
     return str(file.absolute())
 
 
-def hold_to_sums(folder: Path, app: str, own: Experiment, asked: Experiment) -> None:
+def check_sums_only(folder: Path, app: str, installed: Experiment, sent: Experiment) -> None:
     """Refuse a run that asks for more than sums of an app that promises, or has promised, sums.
 
     Args:
-        folder: the node's folder. What the app promises is on the disk there before this returns.
+        folder: the node's folder.
         app: the app's name.
-        own: the experiment in the app's file.
-        asked: the same with the settings of the run that was submitted.
+        installed: the experiment in the app's file.
+        sent: the same with the settings of the run that was submitted.
 
     Raises:
         PolicyError: it asks for single updates, for smaller sums, or for less noise.
+        RunError: the promise cannot be read, so nothing is answered.
+    """
+    file = _file(folder, app)
+    least = max(_read(file), _minimum(installed.flower))
+    if least:
+        _check_sums(app, file, least, sent.flower)
+        _check_noise(installed, sent)
+
+
+def promise_sums(folder: Path, app: str, sent: Experiment) -> None:
+    """Promise the sums of a run that the node is going to answer, on the disk before this returns.
+
+    Args:
+        folder: the node's folder.
+        app: the app's name.
+        sent: the experiment of the run.
+
+    Raises:
         RunError: the promise cannot be read or written, so nothing is answered.
     """
-    file = folder / FILE.format(hashlib.sha256(app.encode()).hexdigest()[:16])
-    before = _read(file)
-    least = max(before, _minimum(own.flower))
-    if least:
-        _check_sums(app, file, least, asked.flower)
-        _check_noise(own, asked)
-    wanted = _minimum(asked.flower)
-    if wanted > before:
-        _write(file, app, wanted)
+    file, nodes = _file(folder, app), _minimum(sent.flower)
+    if nodes > _read(file):
+        _write(file, app, nodes)
+
+
+def _file(folder: Path, app: str) -> Path:
+    return folder / FILE.format(hashlib.sha256(app.encode()).hexdigest()[:16])
 
 
 def _minimum(flower: Flower) -> int:
@@ -70,12 +86,12 @@ def _minimum(flower: Flower) -> int:
     return max(flower.secure_minimum or 0, LEAST) if flower.secure_aggregation else 0
 
 
-def _check_sums(app: str, file: Path, least: int, asked: Flower) -> None:
-    if _minimum(asked) >= least:
+def _check_sums(app: str, file: Path, least: int, sent: Flower) -> None:
+    if _minimum(sent) >= least:
         return
     raise PolicyError(
         f"This node takes part in {app:.80} for secure sums, and sends nothing else for it.",
-        got=f"sums of {_minimum(asked)} nodes" if asked.secure_aggregation else "single updates",
+        got=f"sums of {_minimum(sent)} nodes" if sent.secure_aggregation else "single updates",
         expected=f"sums of {least} nodes at least",
         why="the app's own file says so, or a run of it that this node has joined",
         do=f"submit the run with secure_aggregation = true, secure_minimum = {least}; or, if the "
@@ -83,9 +99,9 @@ def _check_sums(app: str, file: Path, least: int, asked: Flower) -> None:
     )
 
 
-def _check_noise(own: Experiment, asked: Experiment) -> None:
+def _check_noise(installed: Experiment, sent: Experiment) -> None:
     """Refuse settings that take away the noise that the app's own file adds to the sums."""
-    before, now = own.privacy, asked.privacy
+    before, now = installed.privacy, sent.privacy
     if before is None:
         return
     is_kept = (

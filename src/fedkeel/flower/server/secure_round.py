@@ -41,7 +41,7 @@ from fedkeel.flower.server.unmasking import Unmasking
 from fedkeel.flower.wire import TENSORS, WireError, unpack
 from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.secure.collector import Collector
-from fedkeel.secure.participant import threshold
+from fedkeel.secure.participant import are_usable, threshold
 from fedkeel.secure.primitives import SecureSumError
 from fedkeel.tree import tensors
 
@@ -113,7 +113,7 @@ class SecureRound:
             node: KeysRequest.model_validate({**dict(request), "node": str(node)})
             for node, request in self._requests.items()
         }
-        keys, answered = {}, False
+        keys, answered = dict[int, NodeKeys](), False
         for node, reply in self._exchange.ask(KEYS, requests, KeysReply):
             if reply.keys is None:
                 answered = True
@@ -123,6 +123,8 @@ class SecureRound:
                 len(self._requests[node].clients),
             ):
                 self._exchange.fault(node, "sent the keys of another node")
+            elif not are_usable(reply.keys.keys, [item.keys for item in keys.values()]):
+                self._exchange.fault(node, "sent keys that cannot be used")
             else:
                 keys[node] = reply.keys
         if answered and len(keys) < self._least:
