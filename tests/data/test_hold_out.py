@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pandas as pd
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+import torch
 from numpy.typing import NDArray
 
 import fedkeel as fk
@@ -234,6 +236,10 @@ def test_what_is_not_new_is_warned_of(table: Path, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 3, (400, 12)).astype(np.float32)
     plain = fk.iid(noise, labels[:400], 2, holdout=0.2)
     assert not any("overlap" in text for text in split_warnings(plain, plain.data))
+    counts = np.random.default_rng(0).integers(0, 200, (2000, 64)).astype(np.float32)
+    double = fk.iid(counts, np.arange(2000) % 2, 2, holdout=0.2)  # few bits of each number differ
+    double = replace(double, data=double.data.to(torch.float64))
+    assert not any(split_warnings(double, double.data.part(slice(0, 0))))
 
     clients = {"h": (walk[:20, None], labels[:20]), "i": (walk[20:60, None], labels[20:60])}
     tested = fk.from_clients(clients, test={"i": (walk[60:90, None], labels[60:90])})

@@ -28,13 +28,19 @@ to overlap with one of these for a warning."""
 MOST_SEARCHED = 5_000_000
 """Numbers of the training set in which windows are looked for; this takes 0.5 s."""
 
+_CHUNK = 200_000
+"""Numbers that are searched at a time, so few that they stay in the processor's cache."""
+
+_UNSIGNED = {4: np.uint32, 8: np.uint64}
+"""Type of the bits of a number by its bytes."""
+
 _BASE = 0x9E3779B97F4A7C15
 """Odd number whose powers make a stretch of values one number of 64 bits."""
 
 
 def split_warnings(federation: Federation, test: Dataset) -> Iterator[str]:
     """Yield warnings about test and held-out examples that are not new, or are missing."""
-    yield _test_examples_in_training(federation, test)
+    yield _tested_examples_in_training(federation, test)
     yield _groups_in_both(federation, test)
     yield _overlapping_windows(federation, test)
     yield _nothing_held_out(federation)
@@ -45,44 +51,46 @@ def is_from_catalogue(data: Dataset) -> bool:
     return all(source in SOURCES for source in data.sources)
 
 
-def _test_examples_in_training(federation: Federation, test: Dataset) -> str:
-    """Return a warning where test examples are trained on, number for number."""
+def _tested_parts(federation: Federation, test: Dataset) -> Iterator[tuple[str, Dataset, Ints]]:
+    """Yield the name of an example, the data and the rows of each part that is not trained on."""
+    yield "test example", test, np.arange(len(test))
+    if federation.holdout_rows is not None:
+        yield "held-out example", federation.data, federation.holdout_rows
+
+
+def _tested_examples_in_training(federation: Federation, test: Dataset) -> str:
+    """Return a warning where test or held-out examples are trained on, number for number."""
     data = federation.data
     numbers = (sum(t.numel() for t in tensors_of(part.x)) for part in (data, test))
     is_large = max(numbers) > MAX_NUMBERS or max(len(data), len(test)) > MAX_EXAMPLES
-    types = ([t.dtype for t in tensors_of(part.x)] for part in (data, test))
-    if (
-        is_large
-        or is_from_catalogue(data)
-        or data.shape != test.shape
-        or next(types) != next(types)
-    ):
+    if is_large or is_from_catalogue(data):
         return ""
-    trained = set(_example_digests(data, federation.rows))
-    count = sum(row in trained for row in _example_digests(test, np.arange(len(test))))
-    if count >= SHARED * len(test) and count:
-        return (
-            f"{count:,} of {counted(len(test), 'test example')} are among those that are trained "
-            "on, number for number: accuracy on them says little about new ones"
-        )
-    held = federation.holdout_rows
-    if held is None or not len(held):
-        return ""
-    count = sum(row in trained for row in _example_digests(data, held))
-    if count < SHARED * len(held) or not count:
-        return ""
-    return (
-        f"{count:,} of {counted(len(held), 'held-out example')} are among those that are trained "
-        "on, number for number: accuracy on them says little about new ones"
-    )
+    trained: set[int] = set()
+    for name, part, rows in _tested_parts(federation, test):
+        if not len(rows) or part.shape != data.shape or _types(part) != _types(data):
+            continue
+        trained = trained or set(_example_digests(data, federation.rows))
+        count = sum(digest in trained for digest in _example_digests(part, rows))
+        if count >= SHARED * len(rows):
+            return (
+                f"{count:,} of {counted(len(rows), name)} are among those that are trained on, "
+                "number for number: accuracy on them says little about new ones"
+            )
+    return ""
+
+
+def _types(data: Dataset) -> list[torch.dtype]:
+    return [tensor.dtype for tensor in tensors_of(data.x)]
 
 
 def _example_digests(data: Dataset, rows: Ints) -> Iterator[int]:
     """Yield a digest of each of some examples with its target."""
-    tensors = (*tensors_of(data.x), *tensors_of(data.y))
-    arrays = [t.numpy() for t in tensors]
-    for row in rows.tolist():
-        yield hash(tuple(array[row].tobytes() for array in arrays))
+    arrays = [t.reshape(len(data), -1).numpy() for t in (*tensors_of(data.x), *tensors_of(data.y))]
+    for start in range(0, len(rows), 1000):
+        chunk = rows[start : start + 1000]
+        columns = [np.ascontiguousarray(array[chunk]).view(np.uint8) for array in arrays]
+        examples = np.concatenate(columns, axis=1)
+        yield from map(hash, examples.view(f"V{examples.shape[1]}").ravel().tolist())
 
 
 def _groups_in_both(federation: Federation, test: Dataset) -> str:
@@ -106,19 +114,15 @@ def _overlapping_windows(federation: Federation, test: Dataset) -> str:
     data = federation.data
     if is_from_catalogue(data):
         return ""
-    parts = [("test examples", test.x, np.arange(len(test)))]
-    if federation.holdout_rows is not None:
-        parts.append(("held-out examples", data.x, federation.holdout_rows))
-    for what, values, rows in parts:
-        pairs = zip(tensors_of(data.x), tensors_of(values), strict=False)
-        for trained, other in pairs:
-            if not len(rows) or trained.shape[1:] != other.shape[1:]:
+    for name, part, rows in _tested_parts(federation, test):
+        for trained, tested in zip(tensors_of(data.x), tensors_of(part.x), strict=False):
+            if not len(rows) or trained.shape[1:] != tested.shape[1:]:
                 continue
-            few = _spread(rows, WINDOWS)
-            share = _share_of_overlapping(trained, federation.rows, other[torch.from_numpy(few)])
+            windows = tested[torch.from_numpy(_spread(rows, WINDOWS))]
+            share = _share_of_overlapping(trained, federation.rows, windows)
             if share >= OVERLAPPING:
                 return (
-                    f"at least {100 * share:.0f} % of the {what} overlap with one that is trained "
+                    f"at least {100 * share:.0f} % of the {name}s overlap with one that is trained "
                     "on, as windows of one series do: they are not new, so the score is too good. "
                     "Keep all windows of a series, a patient or a day on one side: "
                     "partition.holdout_by"
@@ -137,22 +141,26 @@ def _share_of_overlapping(trained: Tensor, rows: Ints, windows: Tensor) -> float
         rows: those that are trained on.
         windows: [M, ...] others.
     """
-    rows = _spread(rows, max(1, MOST_SEARCHED // max(1, trained[0].numel())))
+    if trained.ndim not in (2, 3) or trained.element_size() not in _UNSIGNED:
+        return 0.0
+    rows = _spread(rows, max(1, MOST_SEARCHED // trained[0].numel()))
     largest = 0.0
-    for first, second in zip(_series(trained, rows), _series(windows), strict=True):
-        length = first.shape[1]
+    for axis in range(1, trained.ndim):
+        tested = _series(windows, axis)
+        length = tested.shape[1]
         width = min(max(length // 4, 4 if windows.is_floating_point() else 16), 32)
         if 2 * width > length:
             continue
-        ends = np.concatenate([second[:, :width], second[:, -width:]])
-        telling = _is_telling(ends, second, first.size)
+        ends = np.concatenate([tested[:, :width], tested[:, -width:]])
         wanted = _digests(ends, width)[:, 0]
-        place = np.repeat([0, length - width], len(second))
-        found = np.zeros(len(ends), dtype=bool)
-        step = max(1, 1_000_000 // length)
-        for start in range(0, len(first), step):
-            found |= _occur(wanted, place, _digests(first[start : start + step], width))
-        hits = (found & telling).reshape(2, -1).any(axis=0)
+        place = np.repeat([0, length - width], len(tested))
+        occurs = np.zeros(len(ends), dtype=bool)
+        step = max(1, _CHUNK // trained[0].numel())
+        for start in range(0, len(rows), step):
+            searched = _series(trained[torch.from_numpy(rows[start : start + step])], axis)
+            occurs |= _occur(wanted, place, _digests(searched, width))
+        telling = _is_telling(ends, tested, len(rows) * length)
+        hits = (occurs & telling).reshape(2, -1).any(axis=0)
         if hits.sum() >= 3:
             largest = max(largest, float(hits.mean()))
     return largest
@@ -175,23 +183,18 @@ def _is_telling(
     return is_telling
 
 
-def _series(values: Tensor, rows: Ints | None = None) -> Iterator[NDArray[np.uint64]]:
-    """Yield [n, T] the bits of the series in examples, along each axis that may be time.
+def _series(examples: Tensor, axis: int) -> NDArray[np.uint64]:
+    """Return [n, T] the bits of the series in examples along an axis, the middle one of several.
 
-    Of several series in an example it is the middle one.
+    The upper half of 64 bits goes into the lower half: whole numbers in float64 differ in their
+    upper bits only, and a sum modulo 2^64 of multiples of them would forget most of these.
     """
-    few = values if rows is None else values[torch.from_numpy(rows)]
-    if few.ndim not in (2, 3):
-        return
-    array = few.numpy()
-    kind = {4: np.uint32, 8: np.uint64}.get(array.itemsize)
-    if kind is None:
-        return
-    if array.ndim == 2:
-        yield np.ascontiguousarray(array).view(kind).astype(np.uint64)
-        return
-    for part in (array[:, array.shape[1] // 2], array[:, :, array.shape[2] // 2]):
-        yield np.ascontiguousarray(part).view(kind).astype(np.uint64)
+    if examples.ndim == 3:
+        other = 3 - axis
+        examples = examples.select(other, examples.shape[other] // 2)
+    array = np.ascontiguousarray(examples.numpy())
+    bits = array.view(_UNSIGNED[array.itemsize]).astype(np.uint64)
+    return bits ^ (bits >> np.uint64(32))
 
 
 def _digests(series: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
@@ -200,9 +203,8 @@ def _digests(series: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
     It is sum_i b_i R^i modulo 2^64 from the sums of all values before, divided by R^j.
     """
     length = series.shape[1]
-    powers = np.array([pow(_BASE, i, 2**64) for i in range(length)], dtype=np.uint64)
-    inverse = pow(_BASE, -1, 2**64)
-    back = np.array([pow(inverse, j, 2**64) for j in range(length - width + 1)], dtype=np.uint64)
+    powers = np.cumprod(np.full(length, _BASE, dtype=np.uint64))
+    back = np.cumprod(np.full(length - width + 1, pow(_BASE, -1, 2**64), dtype=np.uint64))
     sums = np.zeros((len(series), length + 1), dtype=np.uint64)
     np.cumsum(series * powers, axis=1, out=sums[:, 1:])
     digests: NDArray[np.uint64] = (sums[:, width:] - sums[:, :-width]) * back
@@ -221,14 +223,14 @@ def _occur(wanted: NDArray[np.uint64], place: Ints, among: NDArray[np.uint64]) -
     table[wanted.astype(np.uint16)] = True
     at = np.flatnonzero(table[among.astype(np.uint16)])
     values, column = among.ravel()[at], at % among.shape[1]
-    found = np.zeros(len(wanted), dtype=bool)
-    for of in np.unique(place):
-        found |= (place == of) & np.isin(wanted, values[column != of])
-    return found
+    occurs = np.zeros(len(wanted), dtype=bool)
+    for excluded in np.unique(place):
+        occurs |= (place == excluded) & np.isin(wanted, values[column != excluded])
+    return occurs
 
 
 def _spread(rows: Ints, most: int) -> Ints:
-    """Return at most so many of some rows, in stretches that are spread over all of them."""
+    """Return at most so many of some rows, evenly spread over all of them."""
     if len(rows) <= most:
         return rows
     return rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]

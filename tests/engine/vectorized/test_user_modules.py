@@ -51,7 +51,10 @@ def agree(
     close: float = 1e-12,
     **more: Any,
 ) -> list[str]:
-    """Check that engines give the same model and losses; return why one was plainer."""
+    """Check that engines give the same model and losses; return why one was plainer.
+
+    Where models may differ by more than 1e-6, their losses may too: they come from the same scores.
+    """
     one = run(task, sizes, tokens, engine={"kind": "sequential"}, **more)
     reasons: list[str] = []
     for chunk in (1, 3):
@@ -59,7 +62,8 @@ def agree(
         for name, tensor in one.state_dict().items():
             found = other.state_dict()[name]
             torch.testing.assert_close(found, tensor, rtol=0, atol=close, msg=f"{name}, {chunk}")
-        assert other.rows[-1].train_loss == pytest.approx(one.rows[-1].train_loss, rel=1e-6)
+        loss = pytest.approx(one.rows[-1].train_loss, rel=max(1e-6, close))
+        assert other.rows[-1].train_loss == loss
         reasons += other.record.engine.reasons
     return reasons
 
@@ -225,7 +229,11 @@ class Converted(Own):
 def test_scores_of_another_type_see_no_padding(
     model: type[nn.Module], sizes: tuple[int, ...]
 ) -> None:
-    """The engines agree up to the rounding of bfloat16, 2^-8 of each product."""
+    """The engines agree up to the rounding of bfloat16, 2^-8 of each product.
+
+    So do their losses, which are means of what these scores give: each score is rounded to 2^-8 of
+    itself, and the mean over all examples to less than that.
+    """
     agree(fk.Task(model), sizes, dtype="float32", close=2e-3)
 
 
