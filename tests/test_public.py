@@ -36,3 +36,5 @@ def test_torch_is_not_loaded_by_the_command_or_a_report() -> None:
     names = "fedkeel.cli, fedkeel.report.page, fedkeel.records.comparison"
     code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys, fedkeel.cli; sys.exit('numpy' in sys.modules)"  # a third of the start
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -22,6 +22,8 @@ from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressLines
 from fedkeel.runner.start import start
 from fedkeel.runner.warnings import find_warnings, node_warnings
+from fedkeel.system.make import make_schedule
+from fedkeel.system.schedule import Synchronous
 from toys import Mapped, Net, of_sizes, prepared
 
 
@@ -330,19 +332,27 @@ def test_a_method_for_adapters_without_adapters() -> None:
         (
             "trimmed_mean(beta=0.2)",
             4,
-            "trimmed_mean(beta=0.2) leaves out nobody of 4 clients: from 5 on, or beta = 0.25",
+            "nobody of 4 clients: use 5 clients or more, or set beta = 0.25",
         ),
         ("trimmed_mean(beta=0.2)", 5, ""),
         ("trimmed_mean(beta=0.0)", 4, ""),  # the mean, as its page says
-        ("trimmed_mean", 3, "nobody of 3 clients: from 10 on, or beta = 0.334"),
-        ("multikrum", 4, "multikrum leaves out nobody of 4 clients: from 5 on"),
-        ("multikrum(keep=6)", 6, "multikrum(keep=6) leaves out nobody of 6 clients: from 7 on"),
-        ("krum", 3, "krum reckons with no broken client among 3 clients: from 5 on"),
-        ("bulyan", 6, "bulyan leaves out nobody of 6 clients: from 7 on"),
-        ("nnm+median", 4, "nnm leaves out nobody of 4 clients: from 5 on, or beta = 0.25"),
+        ("trimmed_mean", 3, "nobody of 3 clients: use 10 clients or more, or set beta = 0.334"),
+        ("multikrum", 4, "multikrum leaves out nobody of 4 clients: use 5 clients or more"),
+        (
+            "multikrum(keep=6)",
+            6,
+            "multikrum(keep=6) leaves out nobody of 6 clients: use 7",
+        ),
+        ("krum", 3, "krum reckons with no broken client among 3 clients: use 5 clients or more"),
+        ("bulyan", 6, "bulyan leaves out nobody of 6 clients: use 7 clients or more"),
+        (
+            "nnm+median",
+            4,
+            "nobody of 4 clients: use 5 clients or more, or set beta = 0.25",
+        ),
         ("bucketing(size=4)+median", 4, "bucketing(size=4) makes one update of 4 clients"),
         ("bucketing+krum(beta=0.4)", 6, "krum(beta=0.4) reckons with no broken client among 3"),
-        ("median", 2, "median leaves out nobody of 2 clients: from 3 on"),
+        ("median", 2, "median leaves out nobody of 2 clients: use 3 clients or more"),
         ("geomedian", 3, ""),
         ("cclip", 4, ""),
         ("fedavg", 4, ""),
@@ -363,10 +373,44 @@ def test_a_round_with_more_attackers_than_a_defence_withstands() -> None:
     assert told("trimmed_mean(beta=0.2)", 5, [3]) == []
     assert told("trimmed_mean(beta=0.2)", 5, [3, 4]) == [
         "trimmed_mean(beta=0.2) withstands 1 of 5 clients, and a round may have 2 attackers "
-        "([adversary]): from 10 on, or beta = 0.4"
+        "([adversary]): use 10 clients or more, or set beta = 0.4"
     ]
     (text,) = told("median", 3, [1, 2, 3, 4])
     assert text.startswith("median withstands 1 of 3 clients, and a round may have 3 attackers")
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "power_of_choice"])
+def test_a_deadline_that_nobody_misses(sampling: str) -> None:
+    """The warning speaks of the schedule that the run follows."""
+
+    def ready(seconds: float | None, jitter: float = 0.0) -> Prepared:
+        system = config.System(
+            speed="lognormal",
+            step_seconds=1.0,
+            mbit_down=0.001,
+            mbit_up=0.01,
+            jitter=jitter,
+            deadline_seconds=seconds,
+        )
+        return prepared(cohort=config.Cohort(sampling=sampling), system=system)
+
+    schedule = make_schedule(ready(None))
+    assert isinstance(schedule, Synchronous)
+    longest = schedule.longest
+    for deadline, jitter, is_told in (
+        (1.01 * longest, 0.0, True),
+        (0.99 * longest, 0.0, False),
+        (1.01 * longest, 0.1, False),
+    ):
+        run = ready(deadline, jitter)
+        texts = [text for text in find_warnings(run) if "deadline" in text]
+        assert len(texts) == is_told
+        assert all(
+            text.startswith(f"system.deadline_seconds = {deadline:g} leaves nobody out: the")
+            for text in texts
+        )
+        if not jitter:
+            assert any(row.dropped for row in start(run).rows) is not is_told
 
 
 def test_a_share_of_replies_that_is_all_of_them() -> None:

@@ -18,7 +18,6 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from fedkeel.errors import RunError, did_you_mean, printable
-from fedkeel.records.files import expanded
 
 EXPERIMENT = typer.Argument(None, metavar="EXPERIMENT.toml", help="Experiment file, or run folder.")
 PRESET = typer.Option(None, "--preset", help="Use an experiment that comes with fedkeel: digits.")
@@ -91,6 +90,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401 - click's
         """Call the command."""
+        from fedkeel.records.files import expanded  # numpy, which a list of methods can do without
+
         for param in self.params:  # texts, of which typer makes paths
             value = ctx.params.get(str(param.name))
             if param.type.name not in ("path", "file", "directory") or not value:

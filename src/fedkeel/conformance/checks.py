@@ -46,10 +46,10 @@ from fedkeel.runner.start import start
 from fedkeel.tree import State, Tree, walk
 from fedkeel.user_code import one_line
 
-GROUP_TOLERANCE = 1e-9
-ADAMW_TOLERANCE = 1e-8  # it divides by the root of a moment, which may be tiny
+GROUP_TOLERANCE, ADAMW_TOLERANCE = 1e-9, 1e-8
 """Largest difference in float64 after a round of clients that the vectorized engine trains side by
-side. Most methods stay within 1e-12; FedReg divides by squared slopes that may be small."""
+side. Most methods stay within 1e-12; FedReg divides by squared slopes that may be small, and AdamW
+by the root of a moment that may be tiny."""
 
 RUN_TOLERANCE = 1e-7
 """The same after several rounds: a constraint near its bound, as in FedGC, turns the last digit of

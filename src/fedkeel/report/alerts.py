@@ -204,8 +204,8 @@ def _remedy(run: RunResults, usual: str) -> str:
     """Return what to do where a run has learnt nothing: noise is no matter of the learning rate."""
     if run.record.privacy is not None or _NOISY & {part.name for part in run.record.parts}:
         return (
-            "Look at its noise first: fewer clients in a round, a smaller epsilon, and a larger "
-            "model make it longer beside the updates."
+            "The noise may be the reason: beside the updates it is shorter with more clients in a "
+            "round, a larger epsilon or a smaller model."
         )
     return usual
 

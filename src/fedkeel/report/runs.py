@@ -152,16 +152,18 @@ def load_runs(
 
 def _with_settings_of_others(runs: Sequence[RunResults]) -> list[RunResults]:
     """Return runs; one whose settings were deleted is compared as one that its record is like."""
+    if all(run.settings for run in runs):
+        return list(runs)
 
-    def told(run: RunResults) -> tuple[object, ...]:
+    def described(run: RunResults) -> tuple[object, ...]:
         content = json.dumps(run.record.content(), sort_keys=True, default=str)
         return content, *main_settings(run.record).values()
 
-    known = {told(run): run for run in reversed(runs) if run.settings}
+    keys = {described(run): run.comparison_key for run in reversed(runs) if run.settings}
     return [
         run
-        if run.settings or told(run) not in known
-        else replace(run, comparison_key=known[told(run)].comparison_key)
+        if run.settings
+        else replace(run, comparison_key=keys.get(described(run), run.comparison_key))
         for run in runs
     ]
 

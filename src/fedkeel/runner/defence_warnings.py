@@ -1,11 +1,11 @@
-"""Warnings about robust aggregates, and shares of replies, without an effect for the cohort."""
+"""Warnings about robust aggregates, and ends of rounds, without an effect for the cohort."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from fedkeel.engine.prepared import Prepared
@@ -15,6 +15,8 @@ from fedkeel.method.parts.krum import Krum
 from fedkeel.method.parts.mixing import Bucketing
 from fedkeel.method.roles import CohortTransform, Reduction
 from fedkeel.runner.early_stopping import smallest_count
+from fedkeel.system.make import make_schedule
+from fedkeel.system.schedule import Synchronous
 
 MANY = 1000
 """Clients up to which is looked for the number from which a defence has an effect."""
@@ -27,6 +29,7 @@ def defence_warnings(prepared: Prepared) -> Iterator[str]:
     system, of_all = prepared.settings.system, "so that nobody is left out"
     if system is not None and prepared.plan.policy is None:
         yield _share_of_all("system.enough", system.enough, prepared, of_all)
+        yield _deadline_that_nobody_misses(prepared, system.deadline_seconds)
     count = _replies(prepared)
     attackers = 0 if prepared.attack is None else min(len(prepared.attack.attackers), count)
     plan = prepared.plan
@@ -82,12 +85,13 @@ def _ways(part: CohortTransform | Reduction, count: int, broken: int) -> str:
     """Return how a part withstands so many broken clients: with more clients, or another share."""
     sizes = range(count + 1, MANY)
     enough = next((n for n in sizes if (part.withstands(n) or 0) >= broken), None)
-    ways = [] if enough is None else [f"from {enough} on"]
-    if hasattr(part, "beta"):
-        share = math.ceil(1000 * broken / count) / 1000
-        with suppress(FedkeelError, ValueError):  # a share beyond what the part takes
-            if replace(cast(Any, part), beta=share).withstands(count) >= broken:
-                ways.append(f"beta = {share:g}")
+    ways = [] if enough is None else [f"use {enough} clients or more"]
+    if any(field.name == "beta" for field in fields(cast(Any, part))):
+        share, changed = math.ceil(1000 * broken / count) / 1000, None
+        with suppress(FedkeelError):  # a share beyond what the part takes
+            changed = replace(cast(Any, part), beta=share)
+        if changed is not None and changed.withstands(count) >= broken:
+            ways.append(f"set beta = {share:g}")
     return ", or ".join(ways)
 
 
@@ -99,6 +103,19 @@ def rounds_without_reserve(prepared: Prepared) -> Iterator[str]:
     )
     if prepared.plan.policy is None:
         yield _share_of_all("flower.enough", flower.enough, prepared, "so that nobody is left out")
+
+
+def _deadline_that_nobody_misses(prepared: Prepared, seconds: float | None) -> str:
+    """Return that all clients reply before the deadline of each round, "" where one may not."""
+    if seconds is None:
+        return ""
+    schedule = make_schedule(prepared)
+    if not isinstance(schedule, Synchronous) or schedule.longest > seconds:
+        return ""
+    return (
+        f"system.deadline_seconds = {seconds:g} leaves nobody out: the slowest client has replied "
+        f"after {schedule.longest:.3g} s"
+    )
 
 
 def _share_of_all(setting: str, share: float, prepared: Prepared, effect: str) -> str:

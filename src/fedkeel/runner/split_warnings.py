@@ -203,8 +203,9 @@ def _digests(series: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
     It is sum_i b_i R^i modulo 2^64 from the sums of all values before, divided by R^j.
     """
     length = series.shape[1]
-    powers = np.cumprod(np.full(length, _BASE, dtype=np.uint64))
-    back = np.cumprod(np.full(length - width + 1, pow(_BASE, -1, 2**64), dtype=np.uint64))
+    powers = np.cumprod(np.full(length, _BASE, dtype=np.uint64), dtype=np.uint64)
+    inverses = np.full(length - width + 1, pow(_BASE, -1, 2**64), dtype=np.uint64)
+    back = np.cumprod(inverses, dtype=np.uint64)
     sums = np.zeros((len(series), length + 1), dtype=np.uint64)
     np.cumsum(series * powers, axis=1, out=sums[:, 1:])
     digests: NDArray[np.uint64] = (sums[:, width:] - sums[:, :-width]) * back

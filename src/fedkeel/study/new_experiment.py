@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SIMULATED_CLIENTS = 10
 """Clients that data without a column of clients is divided among, at most."""
 
-_HOLDOUT, _LEAST = 0.25, 8
+_HOLDOUT, _EXAMPLES_PER_CLIENT = 0.25, 8
 """Share of its examples that a client keeps aside, and how many it has on average for that."""
 
 _SKEWED = 0.75
@@ -257,7 +257,7 @@ class _Plan:
     @property
     def holds_out(self) -> bool:
         """Whether clients have enough examples to be judged on their own."""
-        return len(self.train) >= _LEAST * self.clients
+        return len(self.train) >= _EXAMPLES_PER_CLIENT * self.clients
 
     def _holdout_text(self) -> str:
         """Return the settings of the partition that keep examples of each client aside."""

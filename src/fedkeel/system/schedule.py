@@ -137,7 +137,7 @@ class Synchronous:
     def __init__(
         self, timing: Timing, cohort: Cohort, sizes: Ints, select: Select | None = None
     ) -> None:
-        self._timing = timing
+        self._timing, self._cohort = timing, cohort
         self._select = select or select_by_seed(cohort, sizes, timing.seed)
         self._selectable = selectable(cohort, sizes, timing.seed)
         self._now = 0.0
@@ -153,6 +153,18 @@ class Synchronous:
         computing = timing.work.seconds / timing.devices.speed
         down, up = timing.work.down / timing.devices.down, timing.work.up / timing.devices.up
         return np.asarray(down + computing + up)
+
+    @property
+    def longest(self) -> float:
+        """Seconds after which all clients of any round have replied; infinity if these vary."""
+        timing, clients = self._timing, self._selectable
+        if timing.settings.jitter:
+            return math.inf
+        replies = timing.replies(0, clients)
+        if self._cohort.sampling == "power_of_choice":  # clients have the model already, see _ends
+            down = timing.work.down / timing.devices.down[clients]
+            replies = replies - down + timing.losses(clients).max(initial=0.0)
+        return float(timing.answers(0, clients).max(initial=0.0) + replies.max(initial=0.0))
 
     def due(self, round: int) -> Due:
         """Return who replies in time, and when the round ends."""
