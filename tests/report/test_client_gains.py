@@ -123,6 +123,7 @@ def test_the_picture_has_each_client_from_the_smallest_gain(make, tmp_path):
     assert list(alone.figure.data[0].y) == pytest.approx([0, 0, 10, 10, 40, 40])
     assert gain_chart(client_scores(methods[1:2])) is None
     text = page.render_report(methods)
+    assert "Accuracy on each client&#39;s own examples</h3>" in text
     assert "Who gains" in text
     assert "Jain" in text
 

@@ -42,7 +42,12 @@ from fedkeel.report.formatting import (
 from fedkeel.report.html import templates
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.partition_chart import PartitionSummary, partition_summary
-from fedkeel.report.prediction_charts import has_numbers, prediction_charts, whose_predictions
+from fedkeel.report.prediction_charts import (
+    has_numbers,
+    prediction_charts,
+    tested_on,
+    whose_predictions,
+)
 from fedkeel.report.runs import MethodResults, all_metrics, load_runs
 from fedkeel.report.sparklines import score_axis
 from fedkeel.report.summary import shared_score
@@ -179,6 +184,7 @@ def render_report(
         ],
         diagnosed=list(diagnosed),
         predictions_of=whose_predictions(methods),
+        tested_on=tested_on(methods),
         predicted_methods=[m.index for m in methods if f"predictions{m.index}" in charts],
         has_classes=any(has_numbers(method) for method in methods),
         is_zoomed=curve is not None and curve.figure.layout.yaxis.range is not None,

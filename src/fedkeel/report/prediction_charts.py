@@ -32,6 +32,7 @@ MAX_NUMBERED_CLASSES = 12
 """Classes up to which the shares stand in the cells of a confusion matrix."""
 
 _MAX_TICKS = 25
+_OWN = "each client's own examples"
 
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
@@ -61,10 +62,17 @@ def _total(method: MethodResults, name: Literal["confusion", "quantities"]) -> _
 def whose(method: MethodResults) -> str:
     """Return whose answers are shown, in words, "" for the global model's on the test set."""
     if method.record.judges == "personal":
-        return " (on each client's own examples)"
+        return f" (on {_OWN})"
     if method.record.method == LOCAL:
         return " (each client's own model, on the test set)"
     return ""
+
+
+def tested_on(methods: Sequence[MethodResults]) -> str:
+    """Return the examples on which the methods are scored, in words."""
+    if all(method.record.judges == "personal" for method in methods):
+        return _OWN
+    return "the test set"
 
 
 def whose_predictions(methods: Sequence[MethodResults]) -> str:
@@ -74,8 +82,8 @@ def whose_predictions(methods: Sequence[MethodResults]) -> str:
         for method in methods
         if _pictures(method)
     ]
-    if all(method.record.judges == "personal" for method in methods):
-        return "Counts of each client's own examples, by the model that the client is judged by."
+    if tested_on(methods) == _OWN:
+        return f"Counts of {_OWN}, by the model that the client is judged by."
     return f"Counts of {', '.join(dict.fromkeys(texts))}."
 
 
