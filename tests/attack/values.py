@@ -19,14 +19,14 @@ OTHERS: tuple[Any, ...] = (
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every value inside a document of mappings and lists."""
-    found = [path] if path else []
+    paths = [path] if path else []
     if isinstance(document, dict):
         for key, value in document.items():
-            found += places(value, (*path, key))
+            paths += places(value, (*path, key))
     elif isinstance(document, list):
         for i, value in enumerate(document[:50]):
-            found += places(value, (*path, i))
-    return found
+            paths += places(value, (*path, i))
+    return paths
 
 
 def value_at(document: Any, path: tuple[Any, ...]) -> Any:
@@ -38,10 +38,10 @@ def value_at(document: Any, path: tuple[Any, ...]) -> Any:
 
 def damage(document: Any, draw: random.Random) -> str:
     """Change one place of a document; return what was done in words."""
-    found = places(document)
-    if not found:
+    paths = places(document)
+    if not paths:
         return "nothing"
-    path = draw.choice(found)
+    path = draw.choice(paths)
     parent, last = value_at(document, path[:-1]), path[-1]
     name, way = ".".join(map(str, path)), draw.random()
     if way < 0.12:
@@ -51,7 +51,7 @@ def damage(document: Any, draw: random.Random) -> str:
         parent[f"{last}x"] = parent.pop(last)
         return f"{name} renamed"
     if way < 0.3:
-        other = value_at(document, draw.choice(found))
+        other = value_at(document, draw.choice(paths))
         parent[last] = other
         return f"{name} = another value of the document"
     old = parent[last]

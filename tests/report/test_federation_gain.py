@@ -131,5 +131,6 @@ def test_baselines_do_not_compete() -> None:
     assert rows[0].to_json()["sent"] is rows[0].to_json()["traffic"] is None
     table = markdown_table(rows)
     assert "local: each client trains alone" in table
+    assert "the best mean of the column but for the baselines" in table
     assert "centralised: one model is trained on the examples of all clients" in table
     assert verdict([LOCAL, POOLED]).headline.startswith("`centralised` reached 91.0")

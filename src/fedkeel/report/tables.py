@@ -195,7 +195,9 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
         )
     )
     if any(row.marked for row in rows):
-        text = "the best mean of the column, and every mean within one pooled standard error of it."
+        others = " but for the baselines" if any(method.baseline for method in methods) else ""
+        text = f"the best mean of the column{others}, and every mean within one pooled standard "
+        text += "error of it."
         notes.append(Footnote("Bold", text))
     if any(len(method.runs) > 1 for method in methods):
         scored = {method.method: len(method.values("best")) for method in methods}
