@@ -26,10 +26,11 @@ FORMAT = 4
 """Version of the messages. Another version is refused."""
 
 HEADER, TENSORS, DIAGNOSTICS, SCORES = "header", "tensors", "diagnostics", "scores"
+"""Names of the records of a message; the last three are also the first part of a client's own."""
+
 STATES, PLACES = "states", "places"
 """In the record of a client's scores: the sums that make its metrics, and where most of them are 0,
 the places of the others."""
-"""Names of the records of a message; the last three are also the first part of a client's own."""
 
 _MAGIC = np.lib.format.magic(1, 0)
 
@@ -201,11 +202,11 @@ def read_sums(content: RecordDict, name: str, size: int) -> Tensor:
         WireError: there are others, or their places are none.
     """
     record = content.get(name)
-    given = dict(record).get(PLACES) if isinstance(record, MetricRecord) else None
-    if not isinstance(given, list):
+    sent_places = dict(record).get(PLACES) if isinstance(record, MetricRecord) else None
+    if not isinstance(sent_places, list):
         return torch.tensor(lists(content, name, {STATES: size})[STATES], dtype=torch.float64)
-    found = lists(content, name, {PLACES: len(given), STATES: len(given)})
-    places = torch.tensor(found[PLACES], dtype=torch.float64)
+    numbers_by_name = lists(content, name, {PLACES: len(sent_places), STATES: len(sent_places)})
+    places = torch.tensor(numbers_by_name[PLACES], dtype=torch.float64)
     is_place = (places == places.floor()) & (places >= 0) & (places < size)
     if not bool(is_place.all()) or not bool((places.diff() > 0).all()):
         raise WireError(
@@ -214,5 +215,5 @@ def read_sums(content: RecordDict, name: str, size: int) -> Tensor:
             expected=f"ascending ones below {size}",
         )
     sums = torch.zeros(size, dtype=torch.float64)
-    sums[places.long()] = torch.tensor(found[STATES], dtype=torch.float64)
+    sums[places.long()] = torch.tensor(numbers_by_name[STATES], dtype=torch.float64)
     return sums

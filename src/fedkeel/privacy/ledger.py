@@ -150,8 +150,8 @@ class Ledger:
             if round >= charged.next_round:
                 paid = plan.model_copy(update={"count": 0})
                 return self._charge(before, [_with_more(before, paid)], policy, "answer")
-            alone = vars(Release()) | {"count": 1, "next_round": charged.next_round}
-            ways = [_with_more(before, plan.model_copy(update=alone))]
+            single = vars(Release()) | {"count": 1, "next_round": charged.next_round}
+            ways = [_with_more(before, plan.model_copy(update=single))]
             if plan.release != Release():
                 ways.append(_with_more(before, plan))
             return self._charge(before, ways, policy, "answer")

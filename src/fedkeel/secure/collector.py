@@ -159,11 +159,11 @@ class Collector:
 
     def _shares_of(self, number: int) -> list[bytes]:
         """Return the first shares of the secret of a participant that has to be known."""
-        found = [
+        shares = [
             (item.seeds if number in self._survivors else item.keys).get(number)
             for item in self.revealed.values()
         ]
-        return [share for share in found if share is not None][: self.threshold]
+        return [share for share in shares if share is not None][: self.threshold]
 
     def unmasked(self) -> Words:
         """Return [n] the sum of the vectors.

@@ -120,8 +120,8 @@ class Guard:
         )
         if self._trusts_server:
             self._check_drawn(request.round, item.client)
-            whole = {"planned": count, "plan": request.agreement.experiment}
-            ledger.charge_run(spending.model_copy(update=whole), request.round, self.policy)
+            plan = {"planned": count, "plan": request.agreement.experiment}
+            ledger.charge_run(spending.model_copy(update=plan), request.round, self.policy)
             return setup
         ledger.charge(spending, self.policy)
         return replace(setup, seed=secrets.randbits(63))
@@ -313,13 +313,13 @@ def _check_methods(policy: Policy, plan: Plan) -> None:
 
 
 def _check_secure_sums(policy: Policy, settings: Run) -> None:
-    flower, least = settings.flower, max(policy.min_clients, 2)
-    if policy.secure_sums and (flower.secure_minimum or 0) < least:
+    flower, smallest = settings.flower, max(policy.min_clients, 2)
+    if policy.secure_sums and (flower.secure_minimum or 0) < smallest:
         raise PolicyError(
             "The policy of this site asks for secure sums.",
             got=f"secure_aggregation = {str(flower.secure_aggregation).lower()}, "
             f"secure_minimum = {flower.secure_minimum}",
-            expected=f"secure_minimum = {least} at least",
+            expected=f"secure_minimum = {smallest} at least",
             do="set flower.secure_aggregation = true, and flower.secure_minimum",
         )
 

@@ -315,8 +315,8 @@ class Node:
         records = RecordDict({HEADER: request.record()})
         for client, states, kept in self._personal_states(setup, request, message):
             scores = scores_of(setup.metrics, states[None], sizes[client : client + 1], kept)
-            alone = torch.zeros(len(kept), dtype=torch.int64)
-            sums = setup.metrics.node_states(states[None], kept, alone, scores.per_client)[0]
+            owners = torch.zeros(len(kept), dtype=torch.int64)
+            sums = setup.metrics.node_states(states[None], kept, owners, scores.per_client)[0]
             records[of_client(SCORES, client)] = sums_record(sums)
         return records
 

@@ -131,9 +131,9 @@ class SecureSums:
             }
         )
         peers = {int(item.node): item.keys for item in request.keys}
-        least = threshold(len(peers), self.prepared.settings.flower.secure_minimum)
+        smallest = threshold(len(peers), self.prepared.settings.flower.secure_minimum)
         with self._taken(request) as secrets:
-            participant, sealed, bound = secrets.participant.share(peers, least)
+            participant, sealed, bound = secrets.participant.share(peers, smallest)
         clients = {int(item.node): item.clients for item in request.keys}
         self._file(request).save(Secrets(participant, clients))
         return _content(

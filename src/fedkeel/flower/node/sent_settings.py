@@ -26,13 +26,14 @@ def check_sent(installed: Experiment, sent: Experiment, policy: Policy | None) -
         PolicyError: names the setting.
     """
     known = code_names(installed)
-    allowed = set() if policy is None else {*policy.code, *(policy.methods or ())}
+    code = () if policy is None else policy.code
+    methods = code if policy is None else (*code, *(policy.methods or ()))
     for key, name in sorted(code_names(sent) - known):
-        if name not in (allowed if key == "method" or policy is None else policy.code):
-            have = sorted(path for other, path in known if other == key)
+        if name not in (methods if key == "method" else code):
+            installed_names = sorted(path for other, path in known if other == key)
             raise PolicyError(
                 f"The server names code that is not installed on this node: {key} = {name!r}.",
-                expected=", ".join(have) or "no name of code, as in the app here",
+                expected=", ".join(installed_names) or "no name of code, as in the app here",
                 why="what a setting names is called",
                 do="install an app that names it, or name it as 'code' in the site's policy",
             )

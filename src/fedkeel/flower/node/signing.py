@@ -49,10 +49,10 @@ class Signing:
         """
         if self.peers is None:
             return
-        own = None if self.key is None else self.key.public_key()
-        left = [key for key in self.peers if key != own]
+        this_node = None if self.key is None else self.key.public_key()
+        unused = [key for key in self.peers if key != this_node]
         for number, (text, signature) in signed.items():
-            signer = next((key for key in left if _is_signed(key, text, signature)), None)
+            signer = next((key for key in unused if _is_signed(key, text, signature)), None)
             if signer is None:
                 raise SecureSumError(
                     f"The keys of node {number} are not signed by a key that this site trusts.",
@@ -62,7 +62,7 @@ class Signing:
                     why="a server could answer in the node's place",
                     do="start the node with --peers too, and add its public key to the file",
                 )
-            left.remove(signer)
+            unused.remove(signer)
 
 
 UNSIGNED = Signing()

@@ -55,9 +55,9 @@ def check_sums_only(folder: Path, app: str, installed: Experiment, sent: Experim
         RunError: the promise cannot be read, so nothing is answered.
     """
     file = _file(folder, app)
-    least = max(_read(file), _minimum(installed.flower))
-    if least:
-        _check_sums(app, file, least, sent.flower)
+    promised = max(_read(file), _minimum(installed.flower))
+    if promised:
+        _check_sums(app, file, promised, sent.flower)
         _check_noise(installed, sent)
 
 
@@ -86,16 +86,16 @@ def _minimum(flower: Flower) -> int:
     return max(flower.secure_minimum or 0, LEAST) if flower.secure_aggregation else 0
 
 
-def _check_sums(app: str, file: Path, least: int, sent: Flower) -> None:
-    if _minimum(sent) >= least:
+def _check_sums(app: str, file: Path, promised: int, sent: Flower) -> None:
+    if _minimum(sent) >= promised:
         return
     raise PolicyError(
         f"This node takes part in {app:.80} for secure sums, and sends nothing else for it.",
         got=f"sums of {_minimum(sent)} nodes" if sent.secure_aggregation else "single updates",
-        expected=f"sums of {least} nodes at least",
+        expected=f"sums of {promised} nodes at least",
         why="the app's own file says so, or a run of it that this node has joined",
-        do=f"submit the run with secure_aggregation = true, secure_minimum = {least}; or, if the "
-        f"site agrees to less, change the app's file and remove {file}",
+        do=f"submit the run with secure_aggregation = true, secure_minimum = {promised}; or, if "
+        f"the site agrees to less, change the app's file and remove {file}",
     )
 
 

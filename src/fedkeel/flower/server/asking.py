@@ -92,13 +92,10 @@ class Asking:
         needed = smallest_count(self.settings.quorum, selected)
         if replied >= needed:
             return
-        faults = "; ".join(f"{key}: {clients}" for key, clients in self.traffic.faults.items())
-        details = f" ({faults:.300})" if faults else ""
-        raise TrainingError(
+        raise round_error(
             f"Round {message.round + 1} has no quorum.",
-            got=f"{replied} of {selected} clients answered{details}",
-            expected=f"at least {needed} within {self.settings.deadline_seconds:g} s",
-            do="see that the nodes are up, then go on with resume; everything is saved",
+            f"{replied} of {selected} clients answered{self.traffic.described_faults()}",
+            f"at least {needed} within {self.settings.deadline_seconds:g} s",
         )
 
     def record_absent(
@@ -127,3 +124,13 @@ class Asking:
         for reason in self.membership.faults:
             self.traffic.add_fault(reason, [])
         self.membership.faults.clear()
+
+
+def round_error(what: str, got: object, expected: object) -> TrainingError:
+    """Return the error of a round that cannot go on as it is."""
+    return TrainingError(
+        what,
+        got=got,
+        expected=expected,
+        do="see that the nodes are up, then go on with resume; everything is saved",
+    )

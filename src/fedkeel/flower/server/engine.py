@@ -370,6 +370,7 @@ class NodeClients(KeepsClientStates):
         if self._setup.training.buffers != "average":  # else nodes use their own
             message = replace(message, buffers={})
         clients = np.array(list(counts), dtype=np.int64)
+        rows = {client: row for row, client in enumerate(counts)}
         states = torch.full((len(clients), metrics.state_size), math.nan, dtype=torch.float64)
         losses = torch.full((len(clients),), math.nan, dtype=torch.float64)
         jobs = {job.client: job for job in self.clients.jobs(clients)}
@@ -380,7 +381,7 @@ class NodeClients(KeepsClientStates):
             try:
                 content = reply.checked()
                 for client in request.client_ids:
-                    row, count = list(counts).index(client), counts[client]
+                    row, count = rows[client], counts[client]
                     if kind == PICTURES:
                         states[row] = read_counts(content, client, count * places, metrics)
                     else:

@@ -145,9 +145,9 @@ class KeptSums:
 
     def __init__(self, folder: Path | None, resume: bool = False) -> None:
         self._folder = None if folder is None else folder / FOLDER
-        self.run = ""
-        for file in sorted(self._folder.glob("round-*.safetensors")) if self._folder else ():
-            if resume:
+        self.run = ""  # that of the sums which are there
+        if self._folder is not None and resume:
+            for file in self._folder.glob("round-*.safetensors"):
                 self.run = self._facts(file).run
 
     def keep(self, kept: KeptSum, collector: Collector) -> None:
@@ -198,10 +198,10 @@ class KeptSums:
             collector = kept.collector(opened.get_tensor(_TOTAL).view(np.uint64))
         try:
             if shares.exists():
-                found = KeptShares.model_validate_json(shares.read_bytes())
-                for node, reply in found.revealed.items():
+                kept_shares = KeptShares.model_validate_json(shares.read_bytes())
+                for node, reply in kept_shares.revealed.items():
                     collector.take_revealed(int(node), reply.revealed)
-                kept = kept.model_copy(update={k: getattr(found, k) for k in _TRAFFIC})
+                kept = kept.model_copy(update={k: getattr(kept_shares, k) for k in _TRAFFIC})
         except (OSError, ValueError, SecureSumError) as error:
             raise self._damaged(shares, error) from None
         return kept, collector
@@ -217,8 +217,8 @@ class KeptSums:
         with self._disk_errors():
             later = False
             for file in list(self._folder.iterdir()):
-                found = _NAME.fullmatch(file.name)
-                if found and int(found[1]) >= round:
+                match = _NAME.fullmatch(file.name)
+                if match and int(match[1]) >= round:
                     later = True
                 else:
                     file.unlink()

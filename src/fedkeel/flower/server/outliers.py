@@ -121,10 +121,11 @@ class Outliers:
         reasons: dict[int, str] = {}
         for name, (values, strictness) in sizes.items():
             rows = np.flatnonzero(~np.isnan(values))
-            usual = self._usual(name, clients, values, None, strictness)
+            of_all = None
+            if len(rows) > APART:
+                of_all = self._usual(name, clients, values, None, strictness)
             for row in rows.tolist():
-                if len(rows) <= APART:
-                    usual = self._usual(name, clients, values, row, strictness)
+                usual = of_all or self._usual(name, clients, values, row, strictness)
                 lonely = math.nan if first is None or name != UPDATE else float(first[row])
                 ratio = self._excess(name, int(clients[row]), float(values[row]), usual, lonely)
                 if ratio is not None:
@@ -140,7 +141,7 @@ class Outliers:
         here = values if row is None else np.delete(values, row)
         here = here[~np.isnan(here)]
         others = np.concatenate([here, self._before(name, clients, REFERENCES - len(here))])
-        medians = [_lower_median(found) for found in (here, others) if len(found)]
+        medians = [_lower_median(group) for group in (here, others) if len(group)]
         if len(others) < MANY:  # one of them may be near 0, and not for a fault
             medians = others.tolist()
         limit = strictness.limit(self._factor, np.log(others[others > 0.0]))
@@ -151,15 +152,15 @@ class Outliers:
         self, name: str, client: int, size: float, usual: _Usual, lonely: float
     ) -> float | None:
         """Return how many times the median a size is where that is too many, else None."""
-        own = float(self._taken[name][client]) if name in self._taken else math.nan
-        median = next((m for m in (usual.median, own, lonely) if not math.isnan(m)), 0.0)
+        before = float(self._taken[name][client]) if name in self._taken else math.nan
+        median = next((m for m in (usual.median, before, lonely) if not math.isnan(m)), 0.0)
         if usual.is_of_few:
-            median = float(np.fmax(median, own))
+            median = float(np.fmax(median, before))
         if not median > 0.0:
             return None
         highest = usual.limit * median
-        if not math.isnan(own):
-            highest = min(highest, usual.alike * max(median, own))
+        if not math.isnan(before):
+            highest = min(highest, usual.alike * max(median, before))
         return min(size, LARGEST) / median if size > highest else None
 
     def _before(self, name: str, clients: Ints, count: int) -> Floats:
@@ -197,9 +198,12 @@ class Outliers:
         """Take what was remembered at a checkpoint; those of before had nothing of it."""
         for kind, of_kind in self._kinds().items():
             start = f"{PREFIX}/{kind}/"
-            found = {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
             of_kind.clear()
-            of_kind.update({name: np.array(array) for name, array in found.items()})
+            of_kind.update(
+                (name.removeprefix(start), np.array(array))
+                for name, array in arrays.items()
+                if name.startswith(start)
+            )
         self._now = int(arrays.get(f"{PREFIX}/now", np.zeros(1))[0])
 
     def _kinds(self) -> dict[str, dict[str, Any]]:
@@ -219,12 +223,12 @@ def message_sizes(update: Tree, buffers: Tree, uploads: ByPart, scale: Floats) -
         uploads: tensors [K, ...] by part.
         scale: [K] what the norms of updates are divided by.
     """
-    found = _sizes({f"a message of {part}": state for part, state in uploads.items()})
+    sizes = _sizes({f"a message of {part}": state for part, state in uploads.items()})
     means = _sizes({"buffers": dict(buffers)})
-    found.update((name, (values, OF_MESSAGE)) for name, (values, _) in means.items())
+    sizes.update((name, (values, OF_MESSAGE)) for name, (values, _) in means.items())
     if update:
-        found[UPDATE] = (norms(list(update.values())) / scale, OF_UPDATE)
-    return found
+        sizes[UPDATE] = (norms(list(update.values())) / scale, OF_UPDATE)
+    return sizes
 
 
 def answer_sizes(answers: ByPart) -> Sizes:

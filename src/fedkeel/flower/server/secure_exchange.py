@@ -9,6 +9,7 @@ from typing import TypeVar
 from flwr.app import RecordDict
 
 from fedkeel.errors import TrainingError
+from fedkeel.flower.server.asking import round_error
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.flower.wire import HEADER, Header, WireError
@@ -86,20 +87,8 @@ class SecureExchange:
         """
         if count >= least:
             return
-        faults = "; ".join(f"{key}: {clients}" for key, clients in self.traffic.faults.items())
-        details = f" ({faults:.300})" if faults else ""
-        raise failed(
+        raise round_error(
             "A secure sum has too few nodes.",
-            f"{count} of {asked} nodes{details}",
+            f"{count} of {asked} nodes{self.traffic.described_faults()}",
             f"at least {least}",
         )
-
-
-def failed(what: str, got: object, expected: object) -> TrainingError:
-    """Return the error of a round that cannot go on as it is."""
-    return TrainingError(
-        what,
-        got=got,
-        expected=expected,
-        do="see that the nodes are up, then go on with resume; everything is saved",
-    )

@@ -27,6 +27,7 @@ from fedkeel.flower.secure_protocol import (
     session_of,
     texts,
 )
+from fedkeel.flower.server.asking import round_error
 from fedkeel.flower.server.connection import NodeConnection, NodeReply
 from fedkeel.flower.server.kept_sums import KeptNode, KeptSum, KeptSums
 from fedkeel.flower.server.replies import ReplyReader
@@ -34,7 +35,6 @@ from fedkeel.flower.server.secure_exchange import (
     SECURE_SUM,
     SecureExchange,
     SkippedRoundError,
-    failed,
 )
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.flower.server.unmasking import Unmasking
@@ -241,7 +241,7 @@ class SecureRound:
         self._exchange.check_nodes(len(collector.survivors), len(self._requests), self._least)
         planned = smallest_count(self._settings.quorum, self._asked)
         if self._prepared.plan.reduction.sum_noise() and len(self.trained) < planned:
-            raise failed(
+            raise round_error(
                 "The secure sum has too few clients for the noise of its privacy budget.",
                 f"{len(self.trained)} clients",
                 f"at least {planned}, by flower.quorum",

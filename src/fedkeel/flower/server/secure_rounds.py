@@ -1,4 +1,4 @@
-"""The rounds of a run whose updates the server sees in sums alone."""
+"""The rounds of a run whose updates the server sees only in sums."""
 
 from __future__ import annotations
 

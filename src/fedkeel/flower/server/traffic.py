@@ -68,6 +68,11 @@ class TrafficRecord:
         self.faults[key] = sorted({*self.faults.get(key, []), *clients})
         self._clients.setdefault(stage, set()).update(clients)
 
+    def described_faults(self) -> str:
+        """Return the faults of the round as the end of a sentence, "" where there are none."""
+        faults = "; ".join(f"{reason}: {clients}" for reason, clients in self.faults.items())
+        return f" ({faults:.300})" if faults else ""
+
     def restore(
         self, faults: Mapping[str, Sequence[int]], down: Mapping[str, int], up: Mapping[str, int]
     ) -> None:

@@ -17,8 +17,9 @@ from fedkeel.flower.secure_protocol import (
     UnmaskRequest,
     VectorLayout,
 )
+from fedkeel.flower.server.asking import round_error
 from fedkeel.flower.server.kept_sums import KeptShares, KeptSum, KeptSums
-from fedkeel.flower.server.secure_exchange import SecureExchange, SkippedRoundError, failed
+from fedkeel.flower.server.secure_exchange import SecureExchange, SkippedRoundError
 from fedkeel.method.round_values import Replies
 from fedkeel.secure.collector import Collector
 from fedkeel.secure.fixed_point import decoded
@@ -90,7 +91,7 @@ class Unmasking:
             self._put_out(error)
             raise SkippedRoundError(f"skipped: a node of the secure sum {error.what}") from None
         except SecureSumError as error:
-            raise failed(error.what, error.got, error.expected) from None
+            raise round_error(error.what, error.got, error.expected) from None
         layout = VectorLayout.of(self.prepared)
         summed = layout.read(total, self.kept.total_weight, self.kept.asked)
         trained = {item.client: item for item in self.kept.trained}
@@ -161,7 +162,7 @@ class Unmasking:
         """Refuse a sum that is not of the clients that it should be of, or is too long."""
         is_right = math.isclose(summed.weight, weight, rel_tol=TOLERANCE)
         if not is_right or not math.isclose(summed.clients, count, rel_tol=TOLERANCE):
-            raise failed(
+            raise round_error(
                 "The secure sum is not of the clients that it should be of.",
                 f"{summed.clients:.6g} clients of weight {summed.weight:.6g}",
                 f"{count} of weight {weight:.6g}",
@@ -170,7 +171,7 @@ class Unmasking:
         update = tensors(substate(summed.state, "update"))
         norm = math.sqrt(sum(float(t.double().square().sum()) for t in update.values()))
         if largest is not None and not self._noise() and norm > (1 + NORM_SLACK) * weight * largest:
-            raise failed(
+            raise round_error(
                 "The secure sum of the updates is longer than all of them may be together.",
                 f"norm {norm / weight:.3g} of the mean",
                 f"at most {largest:g}, which is flower.secure_norm",
