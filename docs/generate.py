@@ -98,10 +98,9 @@ These keys are required: `rounds`, `data.source`, `model.name`, `local.lr`, `loc
 A name of code, `my_net:Net`, stands for a class or a function that is *defined* in a module of your
 own: in the folder in which `fedkeel` is called, on a path that you have added, or installed in
 editable form. What a module only imports has no name in it, and nothing of Python's standard
-library has one. Of installed libraries, classes of `torch.nn`, `monai.networks` and
-`segmentation_models_pytorch` and networks of `torchvision.models` can be named. Another installed
-package can be named where the environment variable `FEDKEEL_MODULES` says so, such as
-`FEDKEEL_MODULES=my_lab`, and a package's methods where it
+library has one. Of installed libraries, classes of `torch.nn` and networks of `torchvision.models`
+can be named. Another installed package can be named where the environment variable
+`FEDKEEL_MODULES` says so, such as `FEDKEEL_MODULES=monai`, and a package's methods where it
 [declares them](../guides/write-a-method.md#give-it-a-name). A run folder that you did not make
 yourself needs `--trust` before a module that it names is imported: see
 [security](../guides/security.md#names-of-code).

@@ -58,7 +58,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "tree": frozenset(),
     "records": frozenset({"errors", "named_files"}),
     "report": frozenset({"records", "errors"}),
-    "config": frozenset({"errors", "named_files"}),
+    "config": frozenset({"errors", "named_files", "user_code"}),
     "track": frozenset({"config", "errors", "optional", "records"}),
     "data": LEAVES | {"config"},
     "task": LEAVES | {"config", "data"},

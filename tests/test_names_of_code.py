@@ -6,12 +6,15 @@ Each test has a marker file that must not appear: a command writes it, or the im
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
+import fedkeel
 from commands import EXPERIMENT, call, experiment
 from fedkeel.config import load
 from fedkeel.data.augment import named_transform
@@ -29,6 +32,7 @@ import os, subprocess
 from functools import partial
 from os import popen, system
 from subprocess import Popen
+from types import MethodType
 
 import torch
 from torch import nn
@@ -37,6 +41,8 @@ from torch.nn.functional import mse_loss
 
 touch = partial(os.system, "touch marker")
 running = partial(subprocess.run, ["touch", "marker"])
+twofold = partial(partial(partial(os.popen), "touch marker"))
+bound = MethodType(os.system, "touch marker")
 evaluated = eval
 opened = open
 
@@ -70,12 +76,29 @@ weighted = Weighted(2.0)
 twice = weighted.twice
 smooth = partial(nn.functional.huber_loss, reduction="none")
 made = nn.L1Loss(reduction="none")
+
+class Child(Popen):
+    def __init__(self):
+        pass
+    __call__ = Popen.__init__
+
+child = Child()
+waiting = child.communicate
+
+class Tool:
+    __call__ = os.system
+
+tool = Tool()
+shell = partial(partial(tool), "touch marker")
 """
 
 FOREIGN = [
     *("os:system", "posix:system", "subprocess:run", "subprocess:Popen", "os.path:exists"),
     *("builtins:exec", "builtins:eval", "builtins:open", "pathlib:Path", "runpy:run_path"),
     *("mine:system", "mine:popen", "mine:Popen", "mine:touch", "mine:running", "mine:evaluated"),
+    *("mine:twofold", "mine:bound", "mine:child", "mine:waiting", "mine:tool", "mine:shell"),
+    *("replaced:popen", "replaced:system", "slotted:popen", "kit.shell:popen", "kit.shell:system"),
+    *("__main__:main", "src.fedkeel.records.files:write_text", "kit.nothing:Net"),
     *("mine:opened", "mine:os", "mine:__builtins__", "mine:__loader__"),
     *("numpy:fromfile", "numpy.lib.npyio:savetxt", "torch:load", "torch.hub:load", "torch.fx:wrap"),
     *("torch.serialization:load", "fedkeel.records.files:write_text", "fedkeel.cli:main"),
@@ -85,6 +108,16 @@ FOREIGN = [
 """What no setting may name. `rogue` is an installed package whose import writes the marker, and
 `code` is a module of Python's own, as well as a file that comes with it."""
 
+SLOTTED = """\
+import os, sys
+
+class Slotted:
+    __slots__ = ()
+    popen = staticmethod(os.popen)
+
+sys.modules[__name__] = Slotted()
+"""
+
 ROGUE = "from pathlib import Path\nPath('marker').touch()\nfrom mine import Net\n"
 
 
@@ -93,6 +126,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the user's module, and with a package among the installed ones."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "replaced.py").write_text("import os, sys\nsys.modules[__name__] = os\n")
+    (tmp_path / "slotted.py").write_text(SLOTTED)
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "__init__.py").write_text(
+        "import os, sys\nsys.modules['kit.shell'] = shell = os\n"
+    )
+    (tmp_path / "src").symlink_to(Path(fedkeel.__file__).parents[1])
     package = tmp_path / "lib" / "site-packages" / "rogue"
     package.mkdir(parents=True)
     for file in ("__init__.py", "deeper.py"):
@@ -193,6 +233,30 @@ def test_a_refusal_says_where_a_name_is_defined() -> None:
     with pytest.raises(FedkeelError, match=r"'mine' only imports 'mse_loss'") as caught:
         make_loss("mine:mse_loss")
     assert caught.value.do == "write 'torch.nn.functional:mse_loss'"
+
+
+def test_a_callable_object_is_of_another_kind_too() -> None:
+    with open("mine.py", "a") as file:
+        file.write("class Cleaner:\n")
+        file.write("    def __call__(self, folder) -> None:\n        clean(folder)\n")
+        file.write("cleaner = partial(Cleaner(), folder='runs')\n")
+    sys.modules.pop("mine", None)
+    with pytest.raises(FedkeelError, match=r"is not a class of torch\.nn\.Module"):
+        make("mine:cleaner", (2,), 2)
+    assert _is_clean()
+
+
+def test_a_module_that_is_loaded_is_of_the_place_of_its_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a script, which does not say how it was found."""
+    module = ModuleType("loaded")
+    monkeypatch.setitem(sys.modules, "loaded", module)
+    assert place_of("loaded").whose == "own"
+    for folder in ("lib/site-packages", sysconfig.get_path("scripts")):
+        module.__file__ = str(here / folder / "loaded")
+        assert place_of("loaded").whose == "package"
+    assert place_of("").whose == "nobody"
 
 
 def test_an_installed_package_is_named_by_the_user_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,17 @@ def predictions(folder: Path, outputs: int) -> Tensor:
     return answers
 
 
+class NoAnswer(nn.Linear):
+    """A network without an answer for some examples, where it does not learn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers = super().forward(x)
+        return answers if self.training else answers.masked_fill(x[:, :1] > 1, torch.nan)
+
+
 def made(folder: Path, outputs: int, y: Any, y_test: Any, **own: Any) -> Pictures | None:
-    task = fk.Task(lambda: nn.Linear(3, outputs), **own.pop("task", {}))
+    net = own.pop("net", nn.Linear)
+    task = fk.Task(lambda: net(3, outputs), **own.pop("task", {}))
     fk.run(
         "fedavg",
         task=task,
@@ -137,12 +146,38 @@ def test_which_tasks_have_which_pictures(
     assert len(pickle.dumps(metrics)) < 2000  # workers that are spawned receive them
 
 
+def test_answers_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
+    def run(name: str, outputs: int, y: Any, y_test: Any, loss: str) -> Pictures:
+        pictures = made(
+            tmp_path / name,
+            outputs,
+            y,
+            y_test,
+            kind="sequential",
+            task={"loss": loss},
+            net=NoAnswer,
+        )
+        assert pictures is not None
+        return pictures
+
+    silent = X_TEST[:, 0] > 1
+    classes = run("classes", 3, LABELS, LABELS_TEST, "cross_entropy")
+    assert classes.unanswered is not None
+    assert classes.unanswered.tolist() == np.bincount(LABELS_TEST[silent], minlength=3).tolist()
+    assert classes.confusion is not None
+    assert classes.confusion.sum() == (~silent).sum()
+    y_test = X_TEST[:, 1]
+    quantities = run("quantities", 1, X[:, 1], y_test, "mse")
+    assert quantities.unanswered is not None
+    assert quantities.unanswered.tolist() == [silent.sum()]
+
+
 def test_a_count_is_compared_with_what_the_model_means() -> None:
     info, targets = TaskInfo((1,), (), 0), torch.tensor([0.0, 40.0])
     (metric,) = picture_metrics(info, LOSSES["poisson"], targets)
     output = torch.tensor([[2.0], [9.0], [float("nan")]])  # exp(2) = 7.4, exp(9) is outside
     counts = metric.states(output, torch.tensor([5.0, -1.0, 3.0]), torch.zeros(3).long(), 1)
-    assert counts.nonzero()[:, 1].tolist() == [0 * BINS + 39, 5 * BINS + 7]
+    assert counts.nonzero()[:, 1].tolist() == [0 * BINS + 39, 5 * BINS + 7, BINS**2]
     assert picture_metrics(info, LOSSES["mse"], torch.ones(3)) == ()
     assert picture_metrics(info, LOSSES["mse"], {"a": targets}) == ()
 
@@ -178,6 +213,7 @@ def test_the_page_does_without_a_file_that_is_missing_or_damaged(
         {"confusion": np.ones((2, 3))},
         {"confusion": np.ones((51, 51))},
         {"confusion": -np.ones((2, 2))},
+        {"confusion": np.ones((2, 2)), "unanswered": np.ones(3)},
         {"probabilities": np.ones((5, 3))},
         {"quantities": np.ones((40, 39)), "range": np.array([0.0, 1.0])},
         {"quantities": np.ones((40, 40))},
@@ -221,6 +257,21 @@ def test_seeds_are_added_up_in_a_confusion_matrix(method: MethodResults) -> None
     assert chart.figure.data[0].texttemplate == ""
     assert len(chart.legend) == 1
     assert "Most often wrong" not in chart.description
+
+
+def test_answers_that_are_no_numbers_are_said(method: MethodResults) -> None:
+    """They count as wrong in the shares, as in the metrics."""
+    one = Pictures(np.diag([3, 0, 4]), unanswered=np.array([1, 2, 0]))
+    chart = prediction_charts([with_counts(method, one)])["predictions0"]
+    assert chart.figure.data[0].z == ([0.75, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0])
+    assert chart.description == (
+        "Confusion matrix of fedavg: of a class 58.3 % are recognised on average. 3 answers are "
+        "NaN: they are in no column, and are wrong."
+    )
+    quantities = Pictures(quantities=np.eye(BINS, dtype=int), high=1.0, unanswered=np.array([5]))
+    chart = prediction_charts([with_counts(method, quantities)])["predictions0"]
+    assert "5 answers are NaN, and are left out." in chart.description
+    assert Pictures.of_arrays(quantities.arrays()).unanswered == [5]
 
 
 def test_names_of_classes_are_text(method: MethodResults) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 import fedkeel as fk
 from commands import EXPERIMENT, call, experiment
-from fedkeel.config import load
+from fedkeel.config import Local, Run, load
+from fedkeel.config.code_names import code_names
 from fedkeel.errors import RunError
 from fedkeel.trust import MARK, check_trusted, mark_as_made_here, state_folder
 
@@ -129,6 +130,24 @@ def test_a_user_may_trust_it(stranger: Path) -> None:
         assert Path("marker").exists()
         forget()
     assert "was not made here by you" in call("predict", "run", "toy.npz").err
+
+
+def test_every_name_that_is_imported_needs_trust(stranger: Path) -> None:
+    """A module may be named as a library of networks is, or with signs that only Python takes."""
+    for module in ("hf", "timm", "ne\u0301t", "ne\u00b7t"):
+        (stranger / f"{module}.py").write_text(MINE)
+        file = stranger / "run" / "config.toml"
+        text = file.read_text()
+        file.write_text(text.replace("mine:loss", f"{module}:loss"))
+        done = call("check", "run", "-s", "model={name='mlp', args={}}")
+        assert done.code == 2, module
+        assert f"task.loss = '{module}:loss' in {stranger / module}.py" in done.err
+        assert not Path("marker").exists()
+        file.write_text(text)
+    local = Local(lr=0.1, epochs=1)
+    hidden = "fedgh(x='\\\n')+mine:Slow(y='')"  # the first quotes hold a line break
+    assert code_names(Run(rounds=1, local=local, method=hidden)) == {("method", "mine:Slow")}
+    assert code_names(load("toy.toml", ["model.name='hf:mine'"])) == set()
 
 
 def test_a_report_imports_nothing(stranger: Path) -> None:

@@ -29,6 +29,7 @@ from typing import Literal
 from fedkeel.errors import FedkeelError, counted, did_you_mean
 from fedkeel.user_code import (
     app_folders,
+    is_import_path,
     is_user_file,
     one_line,
     where_raised,
@@ -88,15 +89,13 @@ class Place:
 
 def place_of(module: str) -> Place:
     """Return where a module would be imported from. Nothing is imported."""
-    top = module.partition(".")[0]
+    top, *below = module.split(".")
     with working_directory_first():
         importlib.invalidate_caches()
         try:
             spec = importlib.util.find_spec(top)
         except ValueError:  # a module that was made in memory, or the script that runs
-            is_own = top not in sys.stdlib_module_names
-            file = getattr(sys.modules.get(top), "__file__", None) or ""
-            return Place("own" if is_own else "standard", file)
+            return _place_of_loaded(top)
         except Exception:  # the entries of sys.path may raise anything
             spec = None
     if spec is None:
@@ -104,10 +103,22 @@ def place_of(module: str) -> Place:
     files = _files(spec)
     if not files:
         return Place("standard" if top in sys.stdlib_module_names else "package")
-    is_own = all(map(is_user_file, files))
+    inside = [str(Path(folder, *below)) for folder in spec.submodule_search_locations or ()]
+    is_own = all(map(is_user_file, [*files, *inside]))
     if top in sys.stdlib_module_names and not (is_own and _roots(files) <= _own_roots()):
         return Place("standard", files[0])
     return Place("own" if is_own else "package", files[0])
+
+
+def _place_of_loaded(top: str) -> Place:
+    """Return where a module is from that does not say how it was found."""
+    module = sys.modules.get(top)
+    if module is None:
+        return Place("nobody")
+    if top in sys.stdlib_module_names:
+        return Place("standard")
+    file = getattr(module, "__file__", None) or ""
+    return Place("own" if not file or is_user_file(file) else "package", file)
 
 
 def is_named(module: str, names: Iterable[str]) -> bool:
@@ -130,8 +141,7 @@ def import_object(path: str, target: ImportTarget) -> object:
             cannot be imported, or the name is not there or stands for nothing of this kind.
     """
     module_name, _, name = path.partition(":")
-    parts = (*module_name.split("."), name)
-    if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
+    if not is_import_path(path) or module_name.endswith(".py"):
         raise target.error(
             f"{target.noun} {path!r} is not an import path",
             expected="package.module:Class",
@@ -139,15 +149,16 @@ def import_object(path: str, target: ImportTarget) -> object:
         )
     _check_place(path, module_name, target)
     module = _import_module(path, module_name, target)
+    values = getattr(module, "__dict__", {})  # a module may put any object into its place
     allowed = partial(_may_be_named, module_name=module_name, target=target)
-    if name not in vars(module):
-        candidates = [key for key, value in vars(module).items() if allowed(value)]
+    if name not in values:
+        candidates = [key for key, value in values.items() if allowed(value)]
         raise target.error(
             f"{target.noun} {path!r}: the module {module_name!r} has no {name!r}",
             why=f"the module was found at {getattr(module, '__file__', 'no file')}",
             do=did_you_mean(name, candidates) if candidates else target.write,
         )
-    result: object = vars(module)[name]
+    result: object = values[name]
     if not _is_of_kind(result, module_name, target):
         raise target.error(
             f"{target.noun} {path!r} is not {target.kind}", got=_described(result), do=target.write
@@ -215,8 +226,7 @@ def _is_of_kind(value: object, module: str, target: ImportTarget) -> bool:
         return target.functions
     if isinstance(inner, type) or not callable(inner):
         return target.is_kind(inner)
-    is_own_object = target.functions and _top(type(inner).__module__) == _top(module)
-    return target.is_kind(inner) or is_own_object
+    return target.is_kind(inner) or (target.functions and _is_defined_in(called(inner), module))
 
 
 def _takes(value: object, arguments: int | None) -> bool:
@@ -250,6 +260,19 @@ def _is_library(module: str, target: ImportTarget) -> bool:
     return is_named(module, (*target.libraries, *target.function_libraries)) and not is_named(
         module, _listed(target)
     )
+
+
+def called(value: object) -> object:
+    """Return the class, or the function, that runs when a value is called."""
+    inner = _innermost(value)
+    if isinstance(inner, type | FunctionType):
+        return inner
+    return _innermost(inspect.getattr_static(type(inner), "__call__", None))
+
+
+def _is_defined_in(value: object, module: str) -> bool:
+    """Return whether a value is a function of a module's package."""
+    return isinstance(value, FunctionType) and _top(_home(value)) == _top(module)
 
 
 def _innermost(value: object) -> object:

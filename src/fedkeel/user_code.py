@@ -21,10 +21,23 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def is_import_path(text: str) -> bool:
+    """Return whether a text has the form ``package.module:Name``.
+
+    >>> is_import_path("mine.nets:Net"), is_import_path("timm:vit.small")
+    (True, False)
+    """
+    module, _, name = text.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), name))
+
+
 _LIBRARIES = (
     "<",
-    str(Path(__file__).parent),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(__file__).parent}{os.sep}",
+    *(
+        f"{sysconfig.get_path(name)}{os.sep}"
+        for name in ("stdlib", "purelib", "platlib", "scripts")
+    ),
 )
 """What the paths of files begin with that are no user's."""
 
@@ -33,7 +46,8 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 def is_user_file(file: str) -> bool:
     """Return whether a user wrote a file: it is neither a library's nor fedkeel's own."""
-    return not (file.startswith(_LIBRARIES) or _PACKAGES.intersection(Path(file).parts))
+    is_of_library = f"{file}{os.sep}".startswith(_LIBRARIES)
+    return not (is_of_library or _PACKAGES.intersection(Path(file).parts))
 
 
 def where_raised(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,8 @@ from torch import nn
 
 import fedkeel as fk
 from commands import call
+from fedkeel.errors import ModelError
+from fedkeel.predict import export
 from fedkeel.predict.preparation import Preparation
 from fedkeel.predict.trained_model import TrainedModel, load
 
@@ -345,6 +348,47 @@ def test_a_file_that_answers_otherwise_than_the_model_is_not_kept(tmp_path: Path
     with pytest.raises(fk.FedkeelError, match="would answer otherwise than the model"):
         model.export(tmp_path / "model.pt2")
     assert not (tmp_path / "model.pt2").exists()
+
+
+@pytest.mark.parametrize(
+    ("results", "difference"),
+    [
+        ([torch.ones(3, 2)], "one output, and 2 of the model"),
+        ([torch.ones(3, 2), torch.ones(3)], r"the shape \[3\], and \[3, 1\] of the model"),
+        ([torch.ones(3, 2) * torch.nan, torch.ones(3, 1)], "answers that differ by nan"),
+        ([torch.ones(3, 2) * 1.01, torch.ones(3, 1)], "answers that differ by 0.01"),
+        ([torch.ones(3, 2) * 1.0001, torch.ones(3, 1)], ""),
+    ],
+)
+def test_what_a_file_answers_is_compared(results: list[torch.Tensor], difference: str) -> None:
+    def model(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.ones(3, 2), torch.ones(3, 1)]
+
+    def check() -> None:
+        export._check_answers(model, lambda x: results, [torch.ones(3)], Path("model.pt2"))
+
+    if not difference:
+        check()
+        return
+    with pytest.raises(ModelError, match="would answer otherwise than the model") as caught:
+        check()
+    assert re.fullmatch(difference, str(caught.value.got))
+
+
+def test_the_same_gaps_are_the_same_answers() -> None:
+    gaps = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
+    export._check_answers(lambda x: gaps, lambda x: [gaps.clone()], [gaps], Path("model.pt2"))
+
+
+def test_a_file_that_cannot_be_tried_is_said_once() -> None:
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise IndexError("no such row")
+
+    with pytest.warns(
+        UserWarning, match=r"model\.pt2 answers .* is not known: .*no such row"
+    ) as told:
+        export._check_answers(fails, lambda x: [], [torch.ones(3)] * 2, Path("model.pt2"))
+    assert len(told) == 1
 
 
 def test_one_of_several_inputs_is_given_in_the_type_of_the_training(tmp_path: Path) -> None:

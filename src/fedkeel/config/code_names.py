@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedkeel.config.settings import Experiment, Run
+from fedkeel.user_code import is_import_path
 
 HUBS = ("hf:", "timm:")
-"""What names of networks of other libraries begin with: no code is named by them."""
+"""What names of networks of other libraries begin with. Only `model.name` has such names: anywhere
+else they name the user's modules ``hf`` and ``timm``."""
 
 PLACES = (
     *("data.source", "data.test", "data.text.tokenizer"),
@@ -24,8 +26,9 @@ CODE = ("method", "model.name", "task.loss", "task.metrics", "task.score", "data
 ADDRESS = "engine.address"
 """Key of the address of a Ray cluster."""
 
-_QUOTED = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"")
+_QUOTED = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"", re.DOTALL)
 _PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""An import path in the expression of a method."""
 
 
 def code_names(settings: Run) -> set[tuple[str, str]]:
@@ -35,7 +38,7 @@ def code_names(settings: Run) -> set[tuple[str, str]]:
     >>> code_names(Run(rounds=1, local=Local(lr=0.1, epochs=1), method="fedgh+mine:Slow(rate=0.5)"))
     {('method', 'mine:Slow')}
     """
-    return {(key, name) for key, text in _texts(settings) for name in names_in(text)}
+    return {(key, name) for key, text in _texts(settings) for name in _names_in(key, text)}
 
 
 def names_to_trust(settings: Run) -> set[tuple[str, str]]:
@@ -47,11 +50,12 @@ def names_to_trust(settings: Run) -> set[tuple[str, str]]:
     return code_names(settings) | (set() if address is None else {(ADDRESS, address)})
 
 
-def names_in(text: str) -> list[str]:
-    """Return the import paths in the text of a setting, without those in quotes."""
-    if text.startswith(HUBS):
-        return []
-    return _PATH.findall(_QUOTED.sub("", text))
+def _names_in(key: str, text: str) -> list[str]:
+    """Return the import paths in a setting: all that would be imported, with its exact name."""
+    if key == "method":
+        return _PATH.findall(_QUOTED.sub("", text))
+    is_hub = key == "model.name" and text.startswith(HUBS)
+    return [text] if is_import_path(text) and not is_hub else []
 
 
 def value_at(settings: Run, key: str) -> Any:  # noqa: ANN401 - any setting

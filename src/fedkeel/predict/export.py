@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.data.read.scaling import Scale, spread
-from fedkeel.errors import ModelError
+from fedkeel.errors import ModelError, counted
 from fedkeel.predict.preparation import Preparation
 from fedkeel.predict.trained_model import TrainedModel, metadata
 from fedkeel.records.files import write_bytes
@@ -30,6 +30,13 @@ from fedkeel.user_code import one_line
 
 Answers = Callable[[Tensor], Sequence[Tensor]]
 """Inputs [N, ...] -> what a file answers."""
+
+_OTHERWISE = 1e-3
+"""Difference of answers, as a share of the largest one and of 1, from which they are others."""
+
+
+class _CannotTryError(Exception):
+    """The file cannot be run here."""
 
 
 class WithPreparation(nn.Module):
@@ -90,7 +97,7 @@ def export(model: TrainedModel, path: Path) -> Path:
         raise ModelError(
             f"The model cannot be written as {path.suffix}.",
             got=one_line(error),
-            why="a file holds operations on tensors alone",
+            why="a file holds only operations on tensors",
             do="see that the module has no branch on the values of its inputs",
         ) from error
     write_bytes(path, content)
@@ -152,25 +159,50 @@ def _inputs_like(example: Tensor, preparation: Preparation, module: nn.Module) -
 def _check_answers(
     module: nn.Module, answers: Answers, inputs: Sequence[Tensor], path: Path
 ) -> None:
-    """Refuse a file that answers otherwise than the model.
+    """Refuse a file that answers otherwise than the model, and warn where no input can be tried.
 
     Inputs that the model itself cannot take, such as no index of one of its tables, are left out.
     """
+    reasons = []
     for x in inputs:
         try:
             expected = tensors_in(module(x))
-        except Exception:
+        except Exception as error:  # a user's module may raise anything
+            reasons.append(f"the model fails on an input that was made up: {one_line(error)}")
             continue
-        for mine, given in zip(answers(x), expected, strict=False):
-            apart = float((mine.double() - given.double()).abs().nan_to_num(0.0).max())
-            size = float(given.double().abs().nan_to_num(0.0).max())
-            if mine.shape != given.shape or apart > 1e-3 * max(1.0, size):
-                raise ModelError(
-                    f"The {path.suffix} file would answer otherwise than the model.",
-                    got=f"answers that differ by {apart:.3g}",
-                    why="a branch on the values of inputs was fixed when the file was made",
-                    do="see that the module has no branch on the values of its inputs",
-                )
+        try:
+            results = answers(x)
+        except _CannotTryError as error:
+            reasons.append(str(error))
+            continue
+        if difference := _difference(results, expected):
+            raise ModelError(
+                f"The {path.suffix} file would answer otherwise than the model.",
+                got=difference,
+                why="what depends on the values of inputs was fixed when the file was made",
+                do="see that the module has no branch on the values of its inputs",
+            )
+    if len(reasons) == len(inputs):
+        warnings.warn(
+            f"whether {path.name} answers as the model does is not known: {reasons[0]}",
+            stacklevel=4,
+        )
+
+
+def _difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
+    """Return in words how results differ from what the model answers, "" where they do not."""
+    if len(results) != len(expected):
+        return f"{counted(len(results), 'output')}, and {len(expected)} of the model"
+    for result, answer in zip(results, expected, strict=True):
+        if result.shape != answer.shape:
+            return f"the shape {list(result.shape)}, and {list(answer.shape)} of the model"
+        result, answer = result.double(), answer.double()
+        size = answer[answer.isfinite()].abs().max().item() if answer.isfinite().any() else 0.0
+        same = torch.isclose(result, answer, 0.0, _OTHERWISE * max(1.0, size), equal_nan=True)
+        if not same.all():
+            apart = (result - answer)[~same].abs().max().item()
+            return f"answers that differ by {apart:.3g}"
+    return ""
 
 
 def _program(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, Answers]:
@@ -214,8 +246,7 @@ def _onnx(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[by
         try:
             numbers = ReferenceEvaluator(proto).run(None, {"inputs": x.numpy()})
         except Exception as error:  # it does not know all operations of all exporters
-            warnings.warn(f"the file could not be tried here: {one_line(error)}", stacklevel=2)
-            return []
+            raise _CannotTryError(f"it cannot be run here: {one_line(error)}") from error
         return [torch.from_numpy(np.asarray(values)) for values in numbers]
 
     return content, answers

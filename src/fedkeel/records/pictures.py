@@ -30,6 +30,9 @@ BINS = 40
 """Bins of a true and of a predicted quantity."""
 
 
+UNANSWERED = "unanswered"
+"""Name of the counts of answers that are NaN."""
+
 CURVE, AREA = "curve", "area"
 """Names of a mean curve."""
 
@@ -106,6 +109,8 @@ class Pictures:
         low: lower edge of the first bin of quantities.
         high: upper edge of the last one.
         curve: the mean ROC curve of the clients' models, where each is scored on the test set.
+        unanswered: answers that are NaN, which no cell counts: [Y] by true class, or [1] of
+            quantities.
     """
 
     confusion: Ints | None = None
@@ -114,6 +119,7 @@ class Pictures:
     low: float = 0.0
     high: float = 0.0
     curve: MeanCurve | None = None
+    unanswered: Ints | None = None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return it as named arrays."""
@@ -121,6 +127,7 @@ class Pictures:
             CONFUSION: self.confusion,
             PROBABILITIES: self.probabilities,
             QUANTITIES: self.quantities,
+            UNANSWERED: self.unanswered,
         }
         arrays: dict[str, NDArray[Any]] = {k: v for k, v in counts.items() if v is not None}
         if self.quantities is not None:
@@ -138,16 +145,18 @@ class Pictures:
         """
         counts = {
             name: arrays[name].astype(np.int64)
-            for name in (CONFUSION, PROBABILITIES, QUANTITIES)
+            for name in (CONFUSION, PROBABILITIES, QUANTITIES, UNANSWERED)
             if name in arrays
         }
         shapes = {name: table.shape for name, table in counts.items()}
         classes = shapes.get(CONFUSION, (2, 2))
+        places = classes[:1] if CONFUSION in shapes else (1,)
         fits = (
             len(classes) == 2
             and 2 <= classes[0] == classes[1] <= MAX_CLASSES
             and shapes.get(PROBABILITIES, (1, 2))[1:] == (2,)
             and shapes.get(QUANTITIES, (BINS, BINS)) == (BINS, BINS)
+            and shapes.get(UNANSWERED, places) == places
         )
         if not fits or any((table < 0).any() for table in counts.values()):
             raise ValueError("counts of another shape, or below 0")

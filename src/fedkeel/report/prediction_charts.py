@@ -51,12 +51,20 @@ def _pictures(method: MethodResults) -> list[Pictures]:
     return [run.pictures for run in method.runs if run.pictures is not None]
 
 
-def _total(method: MethodResults, name: Literal["confusion", "quantities"]) -> _Ints | None:
+def _total(
+    method: MethodResults, name: Literal["confusion", "quantities", "unanswered"]
+) -> _Ints | None:
     """Return counts added up over seeds, None where no run has any."""
     tables = [table for p in _pictures(method) if (table := getattr(p, name)) is not None]
     alike = [table for table in tables if table.shape == tables[0].shape]
     total: _Ints | None = np.sum(alike, axis=0) if alike and np.sum(alike) > 0 else None
     return total
+
+
+def _unanswered(method: MethodResults, length: int) -> _Ints:
+    """Return the numbers of answers that are NaN, [Y] by true class or [1] of quantities."""
+    counts = _total(method, "unanswered")
+    return np.zeros(length, np.int64) if counts is None else counts
 
 
 def whose(method: MethodResults) -> str:
@@ -102,7 +110,7 @@ def confusion_chart(method: MethodResults) -> Chart | None:
     if counts is None:
         return None
     classes = len(counts)
-    sizes = counts.sum(axis=1)
+    sizes = counts.sum(axis=1) + _unanswered(method, classes)
     shares = counts / np.maximum(sizes, 1)[:, None]
     names = category_names(method.record.data.label_names, classes)
     is_numbered = has_numbers(method)
@@ -150,7 +158,8 @@ def confusion_chart(method: MethodResults) -> Chart | None:
 def _confusion_text(
     method: MethodResults, counts: _Ints, shares: _Floats, names: Sequence[str]
 ) -> str:
-    occurring = counts.sum(axis=1) > 0
+    unanswered = _unanswered(method, len(counts))
+    occurring = counts.sum(axis=1) + unanswered > 0
     recall = format_percent(float(shares.diagonal()[occurring].mean()))
     name = f"{method.label}{whose(method)}"
     text = f"Confusion matrix of {name}: of a class {recall} % are recognised on average."
@@ -159,6 +168,8 @@ def _confusion_text(
     if wrong[true, predicted] > 0:
         share = format_percent(float(wrong[true, predicted]))
         text += f" Most often wrong: {share} % of {names[true]} are taken for {names[predicted]}."
+    if unanswered.any():
+        text += f" {int(unanswered.sum()):,} answers are NaN: they are in no column, and are wrong."
     return text
 
 
@@ -286,6 +297,8 @@ def quantity_chart(method: MethodResults) -> Chart | None:
         f"{format_number(low)} to {format_number(high)}, in {BINS} bins: {share} % lie in the bin "
         "of the true value or beside it."
     )
+    if unanswered := int(_unanswered(method, 1).sum()):
+        text += f" {unanswered:,} answers are NaN, and are left out."
     most = f"{int(counts.max()):,}"
     scale = LegendItem(f"examples in a cell, 0 to {most}", *palette.HEAT, is_scale=True)
     return Chart(figure, text, (scale,))

@@ -14,6 +14,7 @@ from fedkeel.records.pictures import (
     CONFUSION,
     PROBABILITIES,
     QUANTITIES,
+    UNANSWERED,
     Ints,
     MeanCurve,
     Pictures,
@@ -38,14 +39,21 @@ def measure_pictures(
         return None
     states = _counts(engine, prepared, server, models)
     states = states[~states.isnan().any(dim=1)]
-    sizes, shapes = np.cumsum(metrics.sizes)[:-1], _shapes(prepared.setup.federation.data.classes)
+    classes = prepared.setup.federation.data.classes
+    shapes = {CONFUSION: (classes, classes), PROBABILITIES: (-1, 2), QUANTITIES: (BINS, BINS)}
+    ends = np.cumsum(metrics.sizes)[:-1]
 
     def tables(counts: Tensor) -> dict[str, Ints]:
-        parts = np.split(counts.long().numpy(), sizes)
-        named = zip(metrics.order, parts, strict=True)
-        return {name: table.reshape(shapes[name]) for name, table in named}
+        found: dict[str, Ints] = {}
+        for name, cells in zip(metrics.order, np.split(counts.long().numpy(), ends), strict=True):
+            shape = shapes[name]
+            if name != PROBABILITIES:
+                cells, found[UNANSWERED] = np.split(cells, [shape[0] * shape[1]])
+            found[name] = cells.reshape(shape)
+        return found
 
     total, low, high, curve = tables(states.sum(dim=0)), 0.0, 0.0, None
+    unanswered = total.get(UNANSWERED)
     if QUANTITIES in total:
         targets = only_tensor(prepared.setup.federation.data.y, "a picture")
         low, high = float(targets.min()), float(targets.max())
@@ -59,6 +67,7 @@ def measure_pictures(
         low=low,
         high=high,
         curve=curve,
+        unanswered=unanswered if unanswered is not None and unanswered.any() else None,
     )
 
 
@@ -74,8 +83,3 @@ def _counts(
         return evaluate_pooled(prepared, server, of_pictures=True).states
     model = ServerModel(server.params, server.buffers, server.round)
     return engine.count_personal(prepared.setup, model)
-
-
-def _shapes(classes: int) -> dict[str, tuple[int, int]]:
-    """Return the shape of each kind of counts."""
-    return {CONFUSION: (classes, classes), PROBABILITIES: (-1, 2), QUANTITIES: (BINS, BINS)}

@@ -45,7 +45,7 @@ from fedkeel.method.local_loop import all_finite
 from fedkeel.method.round_values import Reply
 from fedkeel.records.score import LOSS
 from fedkeel.task.metrics.base import CountMetric, SumMetric
-from fedkeel.task.metrics.classification import CalibrationError
+from fedkeel.task.metrics.calibration import CalibrationError
 from fedkeel.task.metrics.metric_set import MetricSet
 from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 

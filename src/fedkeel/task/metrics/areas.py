@@ -22,7 +22,8 @@ from torch import Tensor
 from fedkeel.errors import ModelError
 from fedkeel.task.losses import predicted
 from fedkeel.task.metrics.base import CountMetric, NodeSums, PooledMetric, TaskInfo, divided
-from fedkeel.task.metrics.classification import need_binary, need_bins, recall
+from fedkeel.task.metrics.calibration import need_bins
+from fedkeel.task.metrics.classification import need_binary, recall
 from fedkeel.task.outputs import Outputs, scores_of
 
 Finish = Callable[[Tensor], Tensor]

@@ -24,7 +24,8 @@ def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountM
     Labels of at most `MAX_CLASSES` classes, and masks, have a confusion matrix, two classes also
     counts by probability. One quantity has counts by its true and predicted value, in equal bins
     between the smallest and the largest target of the training set; what lies outside counts in the
-    last bin.
+    last bin. Behind the cells of a matrix, and of quantities, are those of answers that are NaN:
+    one for each true class, and one.
 
     Args:
         info: the task.
@@ -39,8 +40,8 @@ def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountM
         is_ranked = info.scores == (info.classes, *info.target)
         if not is_ranked and not (is_single and info.classes == 2):
             return ()
-        size = info.classes**2
-        cells = partial(_answered_cells, classes=info.classes)
+        size = info.classes * (info.classes + 1)
+        cells = partial(confusion_cells, classes=info.classes)
         counts = [CountMetric(CONFUSION, size, cells, _nothing)]
         if info.classes == 2 and not places:
             size = 2 * (areas.BINS + 2)
@@ -53,17 +54,14 @@ def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountM
     if not low < high:  # a server of nodes with data of their own does not know them
         return ()
     by_value = partial(quantity_cells, loss=loss, low=low, high=high)
-    return (CountMetric(QUANTITIES, BINS**2, by_value, _nothing),)
-
-
-def _answered_cells(output: Outputs, y: Tensor, classes: int) -> Tensor:
-    """Return the cells of a confusion matrix, -1 also where scores are NaN."""
-    cells = confusion_cells(output, y, classes)
-    return torch.where(cells < classes**2, cells, -1)
+    return (CountMetric(QUANTITIES, BINS**2 + 1, by_value, _nothing),)
 
 
 def quantity_cells(output: Outputs, y: Tensor, loss: Loss, low: float, high: float) -> Tensor:
-    """Return [B] bin of the true value * BINS + bin of the predicted one, -1 where it is NaN."""
+    """Return [B] bin of the true value * BINS + bin of the predicted one.
+
+    It is BINS**2 where the prediction is NaN, and -1 where the true value is.
+    """
     values = quantity_of(loss)(predicted(output, y))
 
     def bins(quantities: Tensor) -> Tensor:
@@ -71,7 +69,7 @@ def quantity_cells(output: Outputs, y: Tensor, loss: Loss, low: float, high: flo
         return (share.nan_to_num(0.0, 1.0, 0.0) * BINS).floor().clamp(0, BINS - 1).long()
 
     cells = bins(y) * BINS + bins(values)
-    return cells.masked_fill(values.isnan() | y.isnan(), -1)
+    return cells.masked_fill(values.isnan(), BINS**2).masked_fill(y.isnan(), -1)
 
 
 def _nothing(counts: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from fedkeel.errors import ModelError, did_you_mean
 from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.task.metrics import (
     areas,
+    calibration,
     classification,
     regression,
     segmentation,
@@ -37,7 +38,7 @@ METRICS: dict[str, Callable[..., Metric | PooledMetric]] = {
     "auroc": areas.auroc,
     "auprc": areas.auprc,
     "confusion": classification.confusion,
-    "calibration_error": classification.CalibrationError,
+    "calibration_error": calibration.CalibrationError,
     "mae": regression.mae,
     "rmse": regression.rmse,
     "r2": regression.R2,

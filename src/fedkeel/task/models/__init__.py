@@ -38,6 +38,7 @@ from fedkeel.task.models import (
     vgg,
 )
 from fedkeel.task.models.norm import replace_batch_norm
+from fedkeel.user_code import one_line
 
 __all__ = ["MODELS", "ModelInfo", "builder", "make", "replace_batch_norm"]
 
@@ -189,7 +190,7 @@ def _build(name: str, build: Callable[..., object], keywords: dict[str, Any]) ->
     except Exception as error:  # a user's class may raise anything
         raise ModelError(
             f"model {name!r} cannot be built",
-            got=custom.one_line(error),
+            got=one_line(error),
             do=f"make it alone in Python, with the arguments {keywords}",
         ) from error
     if not isinstance(module, nn.Module):

@@ -9,8 +9,7 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from fedkeel.errors import ModelError
-from fedkeel.named_code import ImportTarget, import_object
-from fedkeel.user_code import one_line as one_line
+from fedkeel.named_code import ImportTarget, called, import_object
 
 
 def load(path: str) -> Callable[..., object]:
@@ -42,8 +41,8 @@ def suggested(name: str) -> str:
 def _other_result(build: Callable[..., object]) -> str | None:
     """Return what a function says that it returns, None where that may be a module."""
     try:
-        result = get_type_hints(build).get("return", nn.Module)
-    except Exception:  # an annotation may raise anything, and a partial has none
+        result = get_type_hints(called(build)).get("return", nn.Module)
+    except Exception:  # an annotation may raise anything
         return None
     if not isinstance(result, type) or issubclass(result, nn.Module):
         return None
@@ -61,9 +60,11 @@ _NETWORK = ImportTarget(
     is_kind=_is_network,
     kind="a class of torch.nn.Module, or a function that returns a new one",
     write="write a torch.nn.Module there, or name the class itself",
-    libraries=("torch.nn", "torchvision.models", "monai.networks", "segmentation_models_pytorch"),
+    libraries=("torch.nn", "torchvision.models"),
     function_libraries=("torchvision.models",),
 )
 """Libraries whose classes build networks of plain values. Functions of libraries may do anything
 with their arguments, such as read a file: those of torchvision.models only build its networks.
-transformers and timm have names of their own, ``hf:`` and ``timm:``."""
+Some classes of monai and of segmentation_models_pytorch read weights from an address or a file, by
+pickle in some versions: such a library is named in `FEDKEEL_MODULES`, or in a function of the
+user's. transformers and timm have names of their own, ``hf:`` and ``timm:``."""
