@@ -44,13 +44,13 @@ def measure_pictures(
     ends = np.cumsum(metrics.sizes)[:-1]
 
     def tables(counts: Tensor) -> dict[str, Ints]:
-        found: dict[str, Ints] = {}
+        by_name: dict[str, Ints] = {}
         for name, cells in zip(metrics.order, np.split(counts.long().numpy(), ends), strict=True):
             shape = shapes[name]
             if name != PROBABILITIES:
-                cells, found[UNANSWERED] = np.split(cells, [shape[0] * shape[1]])
-            found[name] = cells.reshape(shape)
-        return found
+                cells, by_name[UNANSWERED] = np.split(cells, [shape[0] * shape[1]])
+            by_name[name] = cells.reshape(shape)
+        return by_name
 
     total, low, high, curve = tables(states.sum(dim=0)), 0.0, 0.0, None
     unanswered = total.get(UNANSWERED)
