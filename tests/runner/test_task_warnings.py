@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.warnings import find_warnings
+from toys import prepared
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 4)).astype(np.float32)
@@ -84,3 +88,10 @@ def test_times_without_an_event() -> None:
     assert "no training example has an event" in text
     times[torch.arange(0, 40, 3), 1] = 1.0
     assert warned(dense(1), "cox", X, times) == []
+
+
+def test_without_test_examples_others_are_looked_at() -> None:
+    """Of no scores at all it was said that they are probabilities."""
+    ready = prepared()
+    empty = replace(ready.ingredients, test=ready.setup.test.part(slice(0, 0)))
+    assert not [text for text in find_warnings(prepare(ready.settings, empty)) if "scores" in text]

@@ -204,6 +204,6 @@ def scores_of(metrics: MetricSet, states: Tensor, sizes: Ints, kept: Tensor) -> 
     group = torch.repeat_interleave(torch.arange(len(sizes)), counts)[: len(kept)]
     per_client = metrics.scores(states, counts, kept, group)
     together = torch.zeros_like(group)
-    whole = metrics.merged(states, torch.zeros(len(states), dtype=torch.int64), 1)
-    total = metrics.scores(whole, counts.sum()[None], kept, together)[0]
+    all_states = metrics.merged(states, torch.zeros(len(states), dtype=torch.int64), 1)
+    total = metrics.scores(all_states, counts.sum()[None], kept, together)[0]
     return PersonalScores(total, per_client)

@@ -30,13 +30,13 @@ def headline(record: DoctorRecord) -> str:
 
 def overview(record: DoctorRecord) -> str:
     """Return in one line what was examined."""
-    whole = f", whole values of {record.held_out_by!r}" if record.held_out_by else ""
+    groups = f", whole values of {record.held_out_by!r}" if record.held_out_by else ""
     judged = "the clients' personal models" if record.judges_personal else "one model for all"
     return (
         f"{record.clients:,} clients, {record.per_round:,} in a round; {len(record.pilot)} pilot "
         f"runs of {record.rounds} rounds and trials of up to {record.trial_rounds}, scored by "
         f"{record.score.label} on {record.validation_examples:,} training examples held out"
-        f"{whole}; for {judged}"
+        f"{groups}; for {judged}"
     )
 
 

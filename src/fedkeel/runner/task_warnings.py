@@ -29,15 +29,16 @@ _FEW = 8
 def task_warnings(prepared: Prepared) -> Iterator[str]:
     """Yield the warnings about model, loss and targets."""
     network, data = prepared.setup.training.network, prepared.setup.federation.data
-    yield _probabilities_for_scores(network, prepared.setup.test)
+    test = prepared.setup.test  # may be empty, where clients hold examples out
+    yield _probabilities_for_scores(network, test if len(test) else data)
     yield _targets_that_are_inputs(network, data)
     if network.task_loss is cox and isinstance(data.y, Tensor) and not data.y[:, 1].any():
         yield "no training example has an event: the loss 'cox' is 0, and nothing is learned"
 
 
-def _probabilities_for_scores(network: Network, test: Dataset) -> str:
+def _probabilities_for_scores(network: Network, examples: Dataset) -> str:
     """Return a warning where the module ends in what the loss does itself."""
-    loss, x = network.task_loss, rows_of(test.x, slice(_FEW))
+    loss, x = network.task_loss, rows_of(examples.x, slice(_FEW))
     name, like = loss_name(loss), named_like(loss)
     with torch.no_grad():
         scores = network.test_logits(network.params, network.buffers, x)

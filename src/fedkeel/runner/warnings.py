@@ -165,16 +165,16 @@ def _settings_that_a_part_replaces(prepared: Prepared) -> Iterator[str]:
     plan, settings = prepared.plan, prepared.settings
     if prepared.is_baseline:
         return
-    meant, given = plan.work(settings.local), settings.local
+    local, used = settings.local, plan.work(settings.local)
     replaced = [
-        f"local.{name} = {getattr(given, name)!r}"
+        f"local.{name} = {getattr(local, name)!r}"
         for name, field in config.Local.model_fields.items()
-        if getattr(given, name) not in (getattr(meant, name), field.default)
+        if getattr(local, name) not in (getattr(used, name), field.default)
     ]
     if replaced:
         work = next(part.name for part in plan.parts if isinstance(part, LocalWork))
         verb = "has" if len(replaced) == 1 else "have"
-        yield (f"{work} says itself how clients train: {' and '.join(replaced)} {verb} no effect")
+        yield f"{work} says itself how clients train: {' and '.join(replaced)} {verb} no effect"
     reduction, weights = plan.reduction, settings.weights
     is_chosen = weights in ("examples", "uniform") and weights != reduction.weights
     if is_chosen and not reduction.uses_weights:
@@ -186,9 +186,9 @@ def _settings_that_a_part_replaces(prepared: Prepared) -> Iterator[str]:
             f"clients train on the loss of {criterion.name}, in place of {loss_name(loss)!r}, "
             "which is measured all the same"
         )
-    asked = prepared.ingredients.task.buffers
+    buffers = prepared.ingredients.task.buffers
     keeping = next((part for part in plan.personals if part.keeps_statistics), None)
-    if keeping is not None and asked == "average" and prepared.setup.training.network.buffers:
+    if keeping is not None and buffers == "average" and prepared.setup.training.network.buffers:
         yield f"model.buffers = 'average' has no effect: {keeping.name} keeps them at the clients"
 
 

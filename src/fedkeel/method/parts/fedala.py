@@ -72,16 +72,17 @@ class FedALA(LocalStart, Carry, ClientState):
     def local_start(self, received: Tree, arrival: Arrival) -> Tree:
         """Return the mixture after the steps of W, and note W."""
         step, state = arrival.all_examples_step(), arrival.client_state
+        # the call above says that clients begin one at a time, so that numbers can be looked at
         rounds = int(leaf(state, "rounds"))
         if rounds == 0:
             return received
         last, weights = leaves(state, "end"), leaves(state, "W")
         adapted = head_or(self.adapt, step.network.layout, self.name)
         change = {k: v - last[k] for k, v in received.items() if k in adapted}
-        own = {k: weights[k] for k in change}
+        mixing = {k: weights[k] for k in change}
 
         def mixture() -> Tree:
-            back = {k: (1.0 - w) * change[k] for k, w in own.items()}
+            back = {k: (1.0 - w) * change[k] for k, w in mixing.items()}
             return {k: v - back[k] if k in back else v for k, v in received.items()}
 
         size = arrival.local.examples_per_step
@@ -89,8 +90,10 @@ class FedALA(LocalStart, Carry, ClientState):
         for number in range(count * (self.first if rounds == 1 else self.passes)):
             batch = step.batch.part(slice(number % count, None, count))
             grads = step.task_grad(mixture(), batch)
-            own = {k: (w - self.lr * grads[k] * change[k]).clamp(0.0, 1.0) for k, w in own.items()}
-        arrival.noted["W"] = dict(weights | own)
+            mixing = {
+                k: (w - self.lr * grads[k] * change[k]).clamp(0.0, 1.0) for k, w in mixing.items()
+            }
+        arrival.noted["W"] = {**weights, **mixing}
         return mixture()
 
     def init_carry(self, start: Tree, client_state: State) -> State:

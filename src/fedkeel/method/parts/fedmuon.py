@@ -53,17 +53,19 @@ def polar(matrix: Tensor, iterations: int, size: Tensor | float = 0.0) -> Tensor
     """
     flat = matrix.reshape(len(matrix), -1) if matrix.ndim > 1 else matrix
     rounding = torch.finfo(matrix.dtype).eps
-    length, least = torch.linalg.vector_norm(flat), 8 * max(flat.shape, default=1) * rounding * size
+    length = torch.linalg.vector_norm(flat)
+    negligible = 8 * max(flat.shape, default=1) * rounding * size
     if matrix.ndim < 2:
-        return torch.where(length > least, matrix / torch.where(length > 0.0, length, 1.0), 0.0)
+        unit = matrix / torch.where(length > 0.0, length, 1.0)
+        return torch.where(length > negligible, unit, 0.0)
     if iterations == 0:
         left, values, right = torch.linalg.svd(flat, full_matrices=False)
-        is_there = (values > rounding**0.5 * values.amax()) & (length > least)
+        is_there = (values > rounding**0.5 * values.amax()) & (length > negligible)
         exact: Tensor = (left * is_there) @ right
         return exact.reshape(matrix.shape)
     is_tall = flat.shape[0] > flat.shape[1]
     x: Tensor = flat.mT if is_tall else flat
-    x = torch.where(length > least, x / (torch.linalg.matrix_norm(x) + 1e-12), 0.0)
+    x = torch.where(length > negligible, x / (torch.linalg.matrix_norm(x) + 1e-12), 0.0)
     a, b, c = QUINTIC
     for _ in range(iterations):
         gram = x @ x.mT
