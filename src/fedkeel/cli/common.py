@@ -90,12 +90,12 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401 - click's
         """Call the command."""
-        from fedkeel.records.files import expanded  # numpy, which a list of methods can do without
-
         for param in self.params:  # texts, of which typer makes paths
             value = ctx.params.get(str(param.name))
             if param.type.name not in ("path", "file", "directory") or not value:
                 continue
+            from fedkeel.records.files import expanded  # loads numpy, which few commands need
+
             several = isinstance(value, list | tuple)
             paths = [str(expanded(path)) for path in (value if several else [value])]
             ctx.params[str(param.name)] = paths if several else paths[0]
