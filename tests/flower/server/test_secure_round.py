@@ -469,7 +469,7 @@ def test_a_false_loss_is_left_out(tmp_path: Path) -> None:
         if kind != "train.masked" or header_of(reply)["round"] != 1:
             return reply
         words = reply["tensors"][VECTOR].numpy().copy().view(np.uint64)
-        words[2] += encoded(np.array([1e5]))[0]  # after weight and count; masks add up
+        words[2:3] += encoded(np.array([1e5]))  # after weight and count; modulo 2^64, as masks
         tensor = torch.from_numpy(words.view(np.int64))
         return RecordDict({**reply, "tensors": pack({VECTOR: tensor})})
 

@@ -15,8 +15,8 @@ from flwr.app import MetricRecord, RecordDict
 from torch import Tensor
 
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.read.scaling import Moments, Scale, recorded_width
-from fedkeel.data.values import Values, only_tensor
+from fedkeel.data.read.scaling import Scale, recorded_width
+from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import ClientJob, ServerModel, TrainingSetup
 from fedkeel.engine.evaluation import evaluate, node_states, split_examples, states_by_client
 from fedkeel.engine.local import train_client
@@ -29,6 +29,7 @@ from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.data_on_nodes import NODES
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
+from fedkeel.flower.node.description import describe, needs_scale
 from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.node.log import log_error, public_reason
 from fedkeel.flower.node.secure_sums import SecureSums, refuse_single_updates
@@ -44,14 +45,10 @@ from fedkeel.flower.protocol import (
     SURVEY,
     TRAIN,
     Agreement,
-    ClientDescription,
     ClientRequest,
     ClientResult,
-    Form,
     MessageSpecs,
-    NodeDescription,
     Request,
-    Sums,
     TrainingReply,
 )
 from fedkeel.flower.secure_protocol import KEYS, MASKED, SHARES, UNMASK, KeysRequest
@@ -70,7 +67,6 @@ from fedkeel.method.context import ByPart, Message
 from fedkeel.method.round_values import Reply, uploaded_state
 from fedkeel.records.files import write_text
 from fedkeel.tree import State, walk
-from fedkeel.version import __version__
 
 SCALE = "scale-{}-{}.json"
 """File in the node's folder that says how a client's inputs are standardised in a run. The server
@@ -364,47 +360,8 @@ class Node:
 
     def describe(self) -> RecordDict:
         """Return what the node says of itself: its clients, and what their data look like."""
-        setup = self.prepared.setup
-        data, sizes = setup.federation.data, setup.federation.sizes
-        examples = split_examples(setup, "clients")
-        test_sizes = examples.sizes
-        description = NodeDescription(
-            clients=tuple(
-                ClientDescription(
-                    client=k, train_examples=int(sizes[k]), test_examples=int(test_sizes[k])
-                )
-                for k in sorted(self.clients)
-            ),
-            inputs=_forms(data.x),
-            targets=_forms(data.y),
-            classes=data.classes,
-            labels=data.label_names,
-            columns=data.columns,
-            data_digest=data.fingerprint(),
-            name=self.name,
-            version=__version__,
-            agreement=self.agreement,
-            sums=self._sums(),
-        )
+        description = describe(self.prepared, self.clients, self.name, self.agreement)
         return RecordDict({HEADER: description.record()})
-
-    @property
-    def _needs_scale(self) -> bool:
-        """Whether the inputs are to be standardised by the examples of all nodes."""
-        return self.prepared.setup.federation.how.get("normalize") == "standardize"
-
-    def _sums(self) -> Sums | None:
-        """Return the sums of the training inputs, where the server needs them."""
-        if not self._needs_scale:
-            return None
-        federation = self.prepared.setup.federation
-        x = only_tensor(federation.data.x, "standardising")
-        is_last = federation.how.get("channels") == "last"
-        x = x[torch.from_numpy(federation.rows)]
-        moments = Moments.of(x.movedim(-1, 1) if is_last else x)
-        if federation.data.schema is not None:
-            moments = moments.without(federation.data.schema.is_binary)
-        return Sums.of(moments)
 
     def _setup(self, request: Request) -> TrainingSetup:
         """Return the setup with inputs as a request wants them: standardised like all nodes'.
@@ -413,7 +370,7 @@ class Node:
             WireError: the request has no scale, or one of other inputs.
         """
         setup = self.prepared.setup
-        if not self._needs_scale:
+        if not needs_scale(self.prepared):
             return setup
         data, scale = setup.federation.data, request.scale
         x = only_tensor(data.x, "standardising").clone()
@@ -495,12 +452,3 @@ class Node:
                 got=min(others),
                 expected=f"one of {sorted(self.clients)[:8]}",
             )
-
-
-def _forms(values: Values) -> dict[str, Form]:
-    """Return the form of each tensor by its name, "" where there is one."""
-    named = {"": values} if isinstance(values, Tensor) else values
-    return {
-        name: Form(shape=tuple(tensor.shape[1:]), whole=not tensor.is_floating_point())
-        for name, tensor in named.items()
-    }
