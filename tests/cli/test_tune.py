@@ -49,6 +49,14 @@ def test_as_json_and_taken_again(folder: Path) -> None:
     again = call(*words)
     assert again.json == done.json
     assert again.err.count("taken from an earlier run") == 6
+    assert "since the run ended" not in again.err
+    changed, deleted = sorted(path.parent for path in Path("out").glob("*/run.json"))[:2]
+    (changed / "model.safetensors").write_bytes(b"")
+    (deleted / "config.toml").unlink()
+    told = call(*words, "-q")
+    assert told.json == done.json
+    assert f"{changed}: model.safetensors has changed since the run ended" in told.err
+    assert f"{deleted}: config.toml has been deleted since the run ended" in told.err
 
 
 def test_on_the_test_set_is_said_on_every_line(folder: Path) -> None:

@@ -99,7 +99,9 @@ def test_a_continued_run_keeps_the_same_model(tmp_path: Path, last: int) -> None
 
 def test_without_a_file_there_is_no_best_model(tmp_path: Path) -> None:
     result = start(ready(), tmp_path / "run")
-    RunFolder(tmp_path / "run").drop_model()
+    folder = RunFolder(tmp_path / "run")
+    folder.drop_model()
+    assert folder.changes(folder.read_run(), folder.rows()) == []
     assert not (tmp_path / "run" / MODEL).exists()
     assert equal(result.best_state_dict(), result.best_state_dict())  # this one is in memory
     emptied = Result(result.record, result.rows, {}, {}, {}, tmp_path / "run")

@@ -253,8 +253,12 @@ def test_earlier_runs_of_the_same_settings_stay_in_the_table(tmp_path: Path) -> 
     assert index(tmp_path) == [("fedavg", 0), ("scaffold", 0), ("scaffold", 1)]
     assert [row["method"] for row in found.rows] == ["fedavg", "scaffold"]
     assert found.others == 0
+    (run,) = (path for path in tmp_path.iterdir() if path.name.startswith("fedavg"))
+    (run / "config.toml").unlink()  # then the record says what it was
+    more = compared(["fedsgd"], 1, tmp_path, local=LOCAL)
+    assert (more.others, index(tmp_path)[0]) == (0, ("fedavg", 0))
     other = compared(["fedavg"], 1, tmp_path, rounds=3)
-    assert (len(other.rows), other.others) == (1, 3)
+    assert (len(other.rows), other.others) == (1, 4)
 
 
 def test_runs_of_another_model_data_or_version_are_in_no_row_of_new_ones(

@@ -83,6 +83,8 @@ def tune(
         document([asdict(row) for row in result.rows])
     else:
         Console().print(tuning_table(result.rows, result.validation_examples))
+    for sentence in result.notes:
+        say(console, sentence)
     say(console, f"runs    {out}")
     for row, file in zip(result.rows, experiment_files(result), strict=True):
         if row.value is None:

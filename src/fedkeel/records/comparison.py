@@ -29,14 +29,23 @@ def write_index(out: Path, name: str, folders: Sequence[str], engine: EngineChoi
 
     Returns:
         The number of runs that were listed before and are not any more: they have other settings,
-        another model, other data or another version.
+        another model, other data or another version. Of a run whose config.toml is gone, its record
+        says so, as in the report.
     """
     before = [folder.name for folder in runs_of(out)] if os.path.exists(out / INDEX) else []
     begun = [folder for folder in folders if RunFolder(out / folder).exists()]
     if not begun:  # after an error before the first run, the index stays
         return 0
     common = {RunFolder(out / folder).common() for folder in begun}
-    alike = [folder for folder in before if RunFolder(out / folder).common() in common]
+    same = {name for name in before if RunFolder(out / name).common() in common}
+    likenesses = {RunFolder(out / name).read_run().likeness() for name in (*same, *begun)}
+
+    def is_alike(name: str) -> bool:
+        run = RunFolder(out / name)
+        has_lost_settings = run.exists() and not run.deciding()
+        return name in same or (has_lost_settings and run.read_run().likeness() in likenesses)
+
+    alike = list(filter(is_alike, before))
     listed: list[dict[str, Any]] = []
     for folder in dict.fromkeys([*alike, *begun]):
         record = RunFolder(out / folder).read_run()

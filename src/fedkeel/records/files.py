@@ -15,35 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from fedkeel.errors import RunError
 from fedkeel.named_files import open_regular
 
 Arrays = dict[str, NDArray[Any]]
 
 SEAL = "digest"
 """Key of a sealed JSON object that has the digest of all the others."""
-
-
-def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return a path in which a leading ``~`` or ``~user`` is the folder of this or that user.
-
-    A shell does the same, but not where a path stands in quotes, in a file or in Python.
-
-    Raises:
-        RunError: there is no such user: a folder of that name would be made.
-
-    >>> expanded("~").is_absolute(), expanded("./~").name
-    (True, '~')
-    """
-    text = os.path.expanduser(path)
-    if text.startswith("~"):
-        name = Path(text).parts[0]
-        raise RunError(
-            f"There is no user {name[1:]!r}, whose folder {name} would be.",
-            got=str(path),
-            do=f"write the folder in full; for one that is called so, ./{name}",
-        )
-    return Path(text)
 
 
 def write_text(path: Path, text: str) -> None:

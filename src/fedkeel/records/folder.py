@@ -45,13 +45,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkeel.errors import RunError
-from fedkeel.named_files import RECORD_BYTES, read_regular
+from fedkeel.named_files import RECORD_BYTES, expanded, read_regular
 from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint, write_checkpoint
 from fedkeel.records.client_models import CLIENT_MODELS
 from fedkeel.records.files import (
     Arrays,
-    expanded,
     file_digest,
+    is_as_written,
     is_intact,
     parse_json,
     sealed,
@@ -201,11 +201,14 @@ class RunFolder:
         if not self.exists():
             return
         try:
-            for name in (*_OUTPUTS, MODEL, BEST_MODEL, CLIENT_MODELS):
-                path = self.path / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            self._remove((*_OUTPUTS, MODEL, BEST_MODEL, CLIENT_MODELS))
         except OSError as error:
             raise self._refused(error) from None
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            path = self.path / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def start(self, record: RunRecord, config: str) -> None:
         """Write what will run into the folder.
@@ -221,13 +224,14 @@ class RunFolder:
             raise self._refused(error) from None
 
     def start_again(self, record: RunRecord, config: str) -> None:
-        """Write that a run goes on to more rounds; its models are those of its end no more."""
+        """Write that a run goes on to more rounds; its models are those of its end no more.
+
+        A kill in between leaves a run that goes on with the same command.
+        """
         with self._writing():
-            for name in (MODEL, BEST_MODEL, CLIENT_MODELS):
-                path = self.path / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            write_text(self.path / CONFIG, config)
             self._write_run(record)
-            write_text(self.path / "config.toml", config)
+            self._remove((MODEL, BEST_MODEL, CLIENT_MODELS))
 
     def _refused(self, error: Exception) -> RunError:
         what = f"{self.path} cannot be written to."
@@ -338,13 +342,8 @@ class RunFolder:
             file = self.path / name
             if models and not file.exists():
                 out.append(f"{name} has been deleted since the run ended")
-            elif name == ROWS or models:
-                try:
-                    is_same = file_digest(file) == digest
-                except OSError:
-                    is_same = False
-                if not is_same:
-                    out.append(f"{name} has changed since the run ended")
+            elif (name == ROWS or models) and not is_as_written(file, digest):
+                out.append(f"{name} has changed since the run ended")
         is_finished = record.status == "finished"
         has_digest = CONFIG in record.digests
         if models and is_finished and not has_digest and not (self.path / CONFIG).exists():
@@ -498,11 +497,16 @@ class RunFolder:
             ) from None
 
     def drop_model(self) -> None:
-        """Remove models and checkpoint of a run of which only the rows are needed."""
-        for name in ("checkpoint", CLIENT_MODELS):
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in (MODEL, BEST_MODEL):
-            (self.path / name).unlink(missing_ok=True)
+        """Remove models and checkpoint of a run of which only the rows are needed.
+
+        The record then has no digests of them, so that nobody is told that they were deleted.
+        """
+        record = self.read_run()
+        models = (MODEL, BEST_MODEL, f"{CLIENT_MODELS}/")
+        kept = {name: d for name, d in record.digests.items() if not name.startswith(models)}
+        with self._writing():
+            self._write_run(replace(record, digests=kept))
+            self._remove(("checkpoint", MODEL, BEST_MODEL, CLIENT_MODELS))
 
 
 def deciding(config: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
@@ -23,6 +24,18 @@ OLD_NAMES = {"hints": "warnings", "chunk": "parallel_clients"}
 
 _OPTIONAL: dict[str, Any] = {"optional": True}
 """Metadata of a field that run.json leaves out where it is empty."""
+
+
+PARTITION_SETTINGS = (
+    "clients",
+    "alpha",
+    "min_size",
+    "classes_per_client",
+    "sigma",
+    "holdout",
+    "holdout_by",
+)
+"""Settings of a partition; the rest of its record follows from them and the seed."""
 
 
 @dataclass(frozen=True)
@@ -408,6 +421,22 @@ class RunRecord:
             "model": {k: v for k, v in to_json(self.model).items() if k != "args"},
             "data": {k: v for k, v in to_json(self.data).items() if k not in by_seed},
         }
+
+    def likeness(self) -> str:
+        """Return a text that two runs share which differ in method and seed only.
+
+        The record has no settings but the main ones: this is for runs whose config.toml is gone.
+        """
+        partition = to_json(self.partition)
+        task, privacy = self.task, self.privacy
+        main = {
+            "partition": [self.partition.kind, *map(partition.get, PARTITION_SETTINGS)],
+            "training": [self.rounds, self.participation, self.local, self.weights],
+            "task": [task.loss, task.score, [metric.name for metric in task.metrics]],
+            "sums": ["" if privacy is None else privacy.text, self.secure_sums],
+            "attackers": self.adversary.partition(":")[0],
+        }
+        return json.dumps([self.content(), main], sort_keys=True, default=str)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:

@@ -142,18 +142,20 @@ def problems(methods: Sequence[MethodResults]) -> list[str]:
         sentences += [*_losses_not_finite(method), *_faults(method)]
         for run in method.runs:
             sentences += [
-                f"{method.label}, seed {run.record.seed}: {change}. "
-                + (
-                    "Take the folder from a copy, or run again, where you need the file."
-                    if change.endswith("deleted since the run ended")
-                    else "Its numbers may be wrong: take the folder from a copy, or run again."
-                )
+                f"{method.label}, seed {run.record.seed}: {change_told(change)}"
                 for change in run.changes
             ]
             for sentence in (_divergence(run), _no_learning(run), _partial_scores(run)):
                 if sentence is not None:
                     sentences.append(f"{method.label}, seed {run.record.seed}: {sentence}")
     return sentences
+
+
+def change_told(change: str) -> str:
+    """Return what has changed in a run folder, with what to do: see `RunFolder.changes`."""
+    if change.endswith("deleted since the run ended"):
+        return f"{change}. Take the folder from a copy, or run again, where you need the file."
+    return f"{change}. Its numbers may be wrong: take the folder from a copy, or run again."
 
 
 def _losses_not_finite(method: MethodResults) -> list[str]:

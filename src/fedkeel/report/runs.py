@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,21 +13,10 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.histogram import Histogram
 from fedkeel.records.pictures import Pictures
 from fedkeel.records.rows import RoundRecord
-from fedkeel.records.run_record import RunRecord, to_json
+from fedkeel.records.run_record import PARTITION_SETTINGS, RunRecord, to_json
 from fedkeel.records.score import MetricInfo
 from fedkeel.report.formatting import format_setting
 from fedkeel.report.summary import MethodSummary, RunSummary, summarise
-
-_PARTITION_SETTINGS = (
-    "clients",
-    "alpha",
-    "min_size",
-    "classes_per_client",
-    "sigma",
-    "holdout",
-    "holdout_by",
-)
-"""Settings of a partition; the rest of its record follows from them and the seed."""
 
 
 @dataclass(frozen=True)
@@ -154,16 +142,11 @@ def _with_settings_of_others(runs: Sequence[RunResults]) -> list[RunResults]:
     """Return runs; one whose settings were deleted is compared as one that its record is like."""
     if all(run.settings for run in runs):
         return list(runs)
-
-    def described(run: RunResults) -> tuple[object, ...]:
-        content = json.dumps(run.record.content(), sort_keys=True, default=str)
-        return content, *main_settings(run.record).values()
-
-    keys = {described(run): run.comparison_key for run in reversed(runs) if run.settings}
+    keys = {run.record.likeness(): run.comparison_key for run in reversed(runs) if run.settings}
     return [
         run
         if run.settings
-        else replace(run, comparison_key=keys.get(described(run), run.comparison_key))
+        else replace(run, comparison_key=keys.get(run.record.likeness(), run.comparison_key))
         for run in runs
     ]
 
@@ -171,7 +154,7 @@ def _with_settings_of_others(runs: Sequence[RunResults]) -> list[RunResults]:
 def main_settings(record: RunRecord) -> dict[str, str]:
     """Return the settings of a run as text by name, without those that its seed decides."""
     values = to_json(record.partition)
-    partition = {name: values.get(name) for name in _PARTITION_SETTINGS}
+    partition = {name: values.get(name) for name in PARTITION_SETTINGS}
     return {
         "data": format_setting(record.data.sources),
         "partition": format_setting(record.partition.kind),

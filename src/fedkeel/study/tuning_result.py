@@ -12,11 +12,13 @@ from typing import Any
 from fedkeel import config
 from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
+from fedkeel.errors import RunError
 from fedkeel.named_files import read_regular
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.records.statistics import Stat
+from fedkeel.report.alerts import change_told
 from fedkeel.study.compare import file_name
 from fedkeel.study.search_space import Axis, End, Point, expression_at
 
@@ -113,6 +115,20 @@ class TuningResult:
     validation_examples: int | None = None
     complete: bool = True
     replaced: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not as the finished runs of the trials have left it, one sentence each."""
+        folders = dict.fromkeys(name for trial in self.trials for name in trial.runs)
+        notes = []
+        for folder in (RunFolder(self.folder / name) for name in folders):
+            try:
+                changes = folder.changes(folder.read_run(), folder.rows())
+            except RunError as error:  # of an earlier call: it is gone, or damaged
+                notes.append(error.what)
+            else:
+                notes += [f"{folder.path}: {change_told(change)}" for change in changes]
+        return notes
 
 
 @dataclass(frozen=True)
