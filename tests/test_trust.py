@@ -162,6 +162,8 @@ def test_what_the_user_names_needs_no_trust(stranger: Path) -> None:
     forget()
     words = ["-s", "model={name='mlp', args={}}", "-s", "task.loss=cross_entropy"]
     assert call("check", "run", *words).code == 0
+    longer = ["-s", "task.loss=mine:loss_2", "-s", "data.augment=mine:Net_2"]  # other names
+    assert "model.name = 'mine:Net'" in call("check", "run", *longer).err
     assert not Path("marker").exists()
 
 

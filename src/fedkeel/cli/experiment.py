@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedkeel.config import Experiment, load
-from fedkeel.config.code_names import names_to_trust
+from fedkeel.config.code_names import IMPORT_PATH, names_to_trust
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.records.folder import RunFolder
 from fedkeel.trust import check_trusted
@@ -52,8 +52,8 @@ def read_experiment(
     file = path / "config.toml" if os.path.isdir(path) else path
     experiment = load(file, changed)
     if os.path.isdir(path) or RunFolder(file.parent).holds(file):
-        by_folder = {
-            (k, v) for k, v in names_to_trust(experiment) if not any(v in c for c in changed)
-        }
+        typed = {text.partition("=")[2].strip("'\" ") for text in changed}
+        typed |= {name for text in changed for name in IMPORT_PATH.findall(text)}
+        by_folder = {(key, name) for key, name in names_to_trust(experiment) if name not in typed}
         check_trusted(file.parent, by_folder, trust)
     return experiment

@@ -27,8 +27,8 @@ ADDRESS = "engine.address"
 """Key of the address of a Ray cluster."""
 
 _QUOTED = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"", re.DOTALL)
-_PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""An import path in the expression of a method."""
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""An import path in an expression or in a list."""
 
 
 def code_names(settings: Run) -> set[tuple[str, str]]:
@@ -53,7 +53,7 @@ def names_to_trust(settings: Run) -> set[tuple[str, str]]:
 def _names_in(key: str, text: str) -> list[str]:
     """Return the import paths in a setting: all that would be imported, with its exact name."""
     if key == "method":
-        return _PATH.findall(_QUOTED.sub("", text))
+        return IMPORT_PATH.findall(_QUOTED.sub("", text))
     is_hub = key == "model.name" and text.startswith(HUBS)
     return [text] if is_import_path(text) and not is_hub else []
 
@@ -104,7 +104,7 @@ def texts_by_place(value: object, place: str = "") -> dict[str, str]:
         items = list(value.items())
     else:
         items = list(enumerate(value)) if isinstance(value, list | tuple) else []
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, item in items:
-        found |= texts_by_place(item, f"{place}.{name}")
-    return found
+        texts |= texts_by_place(item, f"{place}.{name}")
+    return texts
