@@ -175,7 +175,7 @@ def test_what_cannot_be_held_out_is_said(table: Path) -> None:
     cases: list[tuple[Callable[[], object], str]] = [
         (
             lambda: fk.from_clients(clients, holdout=0.3, holdout_by=[[k] * EACH for k in "abcd"]),
-            "no client has two of them",
+            "No client can hold out",
         ),
         (
             lambda: fk.iid(x, 0.5 * y, 2, classes=0, holdout=0.3, stratify=True),

@@ -153,15 +153,15 @@ class Federation:
         """
         kept, held = [], []
         random = generator(seed, "holdout")
-        aside = None
+        is_held = None
         if by_class or self.data.group is not None:
-            aside = self._set_aside(fraction, random, by_class)
+            is_held = self._set_aside(fraction, random, by_class)
         for k in range(len(self)):
             rows = self.client(k)
-            if aside is not None:
-                is_held = aside[self.offsets[k] : self.offsets[k + 1]]
-                held.append(rows[is_held])
-                kept.append(rows[~is_held])
+            if is_held is not None:
+                of_client = is_held[self.offsets[k] : self.offsets[k + 1]]
+                held.append(rows[of_client])
+                kept.append(rows[~of_client])
                 continue
             count = min(math.floor(fraction * len(rows) + 1e-9), len(rows) - 1)
             order = random.permutation(len(rows))
@@ -188,18 +188,19 @@ class Federation:
             )
         strata = data.labels if by_class else np.zeros(len(data), dtype=np.int64)
         group = None if data.group is None else data.group[self.rows]
-        aside = set_aside(strata[self.rows], self.offsets, fraction, random, group)
-        if group is not None and not aside.any():
+        is_held = set_aside(strata[self.rows], self.offsets, fraction, random, group)
+        if group is not None and not is_held.any():
             name = data.grouped_by
             raise DataError(
-                f"Nothing can be held out by {name!r}: no client has two of them to divide"
-                + (", of one class each." if by_class else "."),
-                got=f"{len(np.unique(group)):,} different at {counted(len(self), 'client')}",
-                why="all examples of one are on the same side, and each client has to train",
+                f"No client can hold out all examples of one value of {name!r}.",
+                got=f"{counted(len(np.unique(group)), 'value')} at " + counted(len(self), "client"),
+                expected="a client with two values, "
+                + ("both with examples of the same class" if by_class else "one to train on"),
+                why="all examples of one value are trained on, or all are held out",
                 do="leave holdout out, and judge the model on whole clients that never train: "
                 "cohort.new_clients",
             )
-        return aside
+        return is_held
 
 
 def concatenate_rows(lists: Sequence[Ints]) -> tuple[Ints, Ints]:

@@ -45,16 +45,15 @@ def set_aside(
     array([ True, False,  True, False, False,  True, False])
     """
     clients = [slice(*pair) for pair in pairwise(offsets)]
-    aside = np.zeros(len(strata), dtype=bool)
+    is_held = np.zeros(len(strata), dtype=bool)
     if group is None:
         for rows in clients:
-            aside[rows] = _of_each_class(strata[rows], fraction, random)
-        return aside
+            is_held[rows] = _of_each_class(strata[rows], fraction, random)
+        return is_held
     side = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int8)
     for rows in clients:
         _draw_groups(strata[rows], group[rows], fraction, random, side)
-    is_held: NDArray[np.bool_] = side[group] == _HELD
-    return is_held
+    return np.asarray(side[group] == _HELD)
 
 
 def share_of_groups(
@@ -64,20 +63,20 @@ def share_of_groups(
 
     Where no group can be spared for the sake of the classes, these do not matter.
     """
-    whole = np.array([0, len(strata)])
-    aside = set_aside(strata, whole, fraction, random, group)
-    return aside if aside.any() else set_aside(0 * strata, whole, fraction, random, group)
+    offsets = np.array([0, len(strata)])
+    is_held = set_aside(strata, offsets, fraction, random, group)
+    return is_held if is_held.any() else set_aside(0 * strata, offsets, fraction, random, group)
 
 
 def _of_each_class(strata: Ints, fraction: float, random: Generator) -> NDArray[np.bool_]:
-    aside = np.zeros(len(strata), dtype=bool)
+    is_held = np.zeros(len(strata), dtype=bool)
     order = np.argsort(strata, kind="stable")
     _, starts = np.unique(strata[order], return_index=True)
     for rows in np.split(order, starts[1:]):
         wanted = int(np.floor(fraction * len(rows) + 0.5))
         count = min(max(wanted, 1), len(rows) - 1)
-        aside[random.permutation(rows)[:count]] = True
-    return aside
+        is_held[random.permutation(rows)[:count]] = True
+    return is_held
 
 
 def _draw_groups(

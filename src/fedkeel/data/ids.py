@@ -30,18 +30,17 @@ def as_ids(ids: ArrayLike | None, n: int, what: str = "client id") -> NDArray[An
         and ids.dtype.kind in "iu"
     ):
         return ids  # whole numbers of one type, and none of them can be missing
-    given = ids
-    ids = np.asarray(given, dtype=object)
-    if isinstance(given, np.ma.MaskedArray):
-        ids = ids.copy()
-        ids[np.ma.getmaskarray(given)] = None
-    if ids.shape != (n,):
+    objects = np.asarray(ids, dtype=object)
+    if isinstance(ids, np.ma.MaskedArray):
+        objects = objects.copy()
+        objects[np.ma.getmaskarray(ids)] = None
+    if objects.shape != (n,):
         raise DataError(
             f"There must be one {what} for each example.",
-            got=f"{what}s of shape {ids.shape}",
+            got=f"{what}s of shape {objects.shape}",
             expected=f"({n},)",
         )
-    values = [v.item() if isinstance(v, np.integer) else v for v in ids.tolist()]
+    values = [v.item() if isinstance(v, np.integer) else v for v in objects.tolist()]
     for row, value in enumerate(values):
         if value is None or value != value:  # NaN is not itself
             raise DataError(

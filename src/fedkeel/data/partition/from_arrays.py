@@ -291,11 +291,14 @@ def from_clients(
     return made if not tests else _with_test(made, data, data.part(slice(count, None)))
 
 
-def _groups(given: GroupIds, clients: Mapping[str, Examples], data: Dataset, count: int) -> Ints:
-    """Return [N] the groups of the examples of all clients; test examples name none: -1.
+def _groups(
+    holdout_by: GroupIds, clients: Mapping[str, Examples], data: Dataset, count: int
+) -> Ints:
+    """Return [N] the groups of all examples; test examples name none: -1.
 
     Args:
-        given: the groups of each client's training examples, by its name or in a list; or of all.
+        holdout_by: the groups of each client's training examples, by its name or in a list; or
+            of all.
         clients: the clients by name.
         data: the training examples, and then the test examples.
         count: number of training examples.
@@ -303,8 +306,8 @@ def _groups(given: GroupIds, clients: Mapping[str, Examples], data: Dataset, cou
     group = np.full(len(data), -1, dtype=np.int64)
     sizes = np.bincount(data.client_ids[:count], minlength=len(clients)).tolist()
     names = list(clients)
-    if isinstance(given, Mapping):
-        named = {str(name): ids for name, ids in given.items()}
+    if isinstance(holdout_by, Mapping):
+        named = {str(name): ids for name, ids in holdout_by.items()}
         odd = sorted(set(named) ^ set(names))
         if odd:
             raise DataError(
@@ -313,15 +316,15 @@ def _groups(given: GroupIds, clients: Mapping[str, Examples], data: Dataset, cou
                 do=did_you_mean(odd[0], named if odd[0] in names else names),
             )
         lists = [named[name] for name in names]
-    elif isinstance(given, (list, tuple)) and all(map(_is_array, given)):
-        lists = list(given)
+    elif isinstance(holdout_by, (list, tuple)) and all(map(_is_array, holdout_by)):
+        lists = list(holdout_by)
         if len(lists) != len(names):
             raise DataError(
                 "holdout_by has not one array for each client.",
                 got=f"{counted(len(lists), 'array')} for {counted(len(names), 'client')}",
             )
     else:
-        group[:count] = distinct(as_ids(given, count, "group"))[1]
+        group[:count] = distinct(as_ids(holdout_by, count, "group"))[1]
         return group
     ids = [
         as_ids(of_client, size, f"group of client {name!r}").astype(object)

@@ -107,8 +107,9 @@ def load_hugging_face(settings: Data, group: str | None = None) -> tuple[Dataset
     kept, aside = train_and_test_rows(train, settings.test_fraction, generator(0, "data.test"))
     if group is not None and not len(aside):
         raise DataError(
-            f"The data set has examples of one {group} only, so no whole one can be set aside.",
+            f"The data set has one value of {group!r} only.",
             got=f"partition.holdout_by = {group!r}",
+            why="all examples of one value are trained on, or all are tested on",
             do="give a data set with a split 'test'",
         )
     return train.take(kept), train.take(aside)

@@ -38,7 +38,7 @@ from fedkeel.data.read.raw_examples import RawExamples, train_and_test_rows
 from fedkeel.data.read.sources import read_known_set
 from fedkeel.data.read.tables import TABLE_SUFFIXES, TableFormat, read_table
 from fedkeel.errors import DataError, counted, did_you_mean
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 from fedkeel.rng import generator
 
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
@@ -261,7 +261,7 @@ def all_trained_on(name: str, examples: int, group: str | None = None) -> str:
     """Return the warning of data that are too few to set some aside for testing."""
     what = counted(examples, "example")
     if group is not None:
-        what += f" of one {group}, and none is divided"
+        what += f", all with the same {group}"
     return f"{name} has {what}: too few to set some aside for testing, so all are trained on"
 
 
@@ -269,8 +269,9 @@ def too_few_to_test(name: str, train: RawExamples, fraction: float, group: str |
     """Return the error of data that are too few to set some aside for testing."""
     if group is not None:
         return DataError(
-            f"{name} has examples of one {group} only, so no whole one can be set aside.",
+            f"{name} has one value of {group!r} only.",
             got=f"partition.holdout_by = {group!r}",
+            why="all examples of one value are trained on, or all are tested on",
             do="give test data of others (data.test)",
         )
     classes = len(np.unique(train.strata))
@@ -355,7 +356,10 @@ def read_path(
     check_path(path, str(path))
     if path.is_dir():
         if group is not None:
-            raise DataError(f"holdout_by names a column, and the folder {path} has none.")
+            raise DataError(
+                f"holdout_by = {group!r} names a column, and {path} is a folder of images.",
+                do="give one group for each example: holdout_by=[...]",
+            )
         return read_folder(path, settings.shape, None if train is None else train.label_names)
     return _read_file(path, settings, True, train, group)
 

@@ -20,7 +20,7 @@ from fedkeel.data.read.table_columns import as_categories, as_numbers
 from fedkeel.data.read.tables import PANDAS_INDEX, TABLE_SUFFIXES, read_columns
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.errors import DataError
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 
 _Column = Any  # pyarrow has no types
 

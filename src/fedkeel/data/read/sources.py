@@ -19,7 +19,7 @@ from fedkeel.data.read.catalogue import SOURCES, Layout, Source, find
 from fedkeel.data.read.formats import StoredFile
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.errors import DataError
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 from fedkeel.rng import generator
 
 _Examples = tuple[NDArray[Any], Ints]

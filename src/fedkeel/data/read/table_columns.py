@@ -202,10 +202,10 @@ def check_type(where: Path | str, name: str, kind: _Column) -> None:
 
 def _without_percent(text: str) -> str | None:
     """Return what to do about a number with a percent sign, None of anything else."""
-    found = re.fullmatch(r"([-+]?\d+(?:[.,]\d+)?)\s*%", text)
-    if found is None:
+    number = re.fullmatch(r"([-+]?\d+(?:[.,]\d+)?)\s*%", text)
+    if number is None:
         return None
-    return f"write it without the percent sign: {found[1].replace(',', '.')}"
+    return f"write it without the percent sign: {number[1].replace(',', '.')}"
 
 
 def _without_commas(text: str) -> str:
