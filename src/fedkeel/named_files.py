@@ -12,11 +12,35 @@ import sys
 from io import BufferedReader
 from pathlib import Path
 
+from fedkeel.errors import RunError
+
 SETTINGS_BYTES, TABLE_BYTES = 2**24, 2**30
 """The largest file of settings or of a key, and the largest table beside the data."""
 
 RECORD_BYTES, ROWS_BYTES = 2**28, 2**34
 """The largest record of a run, and the largest file of its rows or of a checkpoint's state."""
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path in which a leading ``~`` or ``~user`` is the folder of this or that user.
+
+    A shell does the same, but not where a path stands in quotes, in a file or in Python.
+
+    Raises:
+        RunError: there is no such user: a folder of that name would be made.
+
+    >>> expanded("~").is_absolute(), expanded("./~").name
+    (True, '~')
+    """
+    text = os.path.expanduser(path)
+    if text.startswith("~"):
+        name = Path(text).parts[0]
+        raise RunError(
+            f"There is no user {name[1:]!r}, whose folder {name} would be.",
+            got=str(path),
+            do=f"write the folder in full; for one that is called so, ./{name}",
+        )
+    return Path(text)
 
 
 def open_regular(path: Path, most: int = sys.maxsize) -> BufferedReader:
@@ -28,13 +52,13 @@ def open_regular(path: Path, most: int = sys.maxsize) -> BufferedReader:
     # a pipe would be waited for without O_NONBLOCK, which changes nothing for a regular file
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags)
-    found = os.fstat(handle)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= most:
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= most:
         return os.fdopen(handle, "rb")
     os.close(handle)
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(status.st_mode):
         reason = f"larger than {most / 2**20:,.0f} MiB"
         raise OSError(errno.EFBIG, reason, str(path))
     raise OSError(errno.EINVAL, "a device or a pipe, and no file", str(path))

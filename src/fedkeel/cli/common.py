@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from fedkeel.errors import RunError, did_you_mean, printable
+from fedkeel.named_files import expanded
 
 EXPERIMENT = typer.Argument(None, metavar="EXPERIMENT.toml", help="Experiment file, or run folder.")
 PRESET = typer.Option(None, "--preset", help="Use an experiment that comes with fedkeel: digits.")
@@ -94,8 +95,6 @@ class Command(TyperCommand):
             value = ctx.params.get(str(param.name))
             if param.type.name not in ("path", "file", "directory") or not value:
                 continue
-            from fedkeel.records.files import expanded  # loads numpy, which few commands need
-
             several = isinstance(value, list | tuple)
             paths = [str(expanded(path)) for path in (value if several else [value])]
             ctx.params[str(param.name)] = paths if several else paths[0]

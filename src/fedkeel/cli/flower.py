@@ -25,6 +25,7 @@ from fedkeel.cli.common import (
     values_of,
 )
 from fedkeel.errors import ConfigError, RunError, printable
+from fedkeel.named_files import expanded
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="A federation of nodes, with Flower.")
 
@@ -210,17 +211,17 @@ def _with_files(words: list[str], policy: Path | None, peers: Path | None) -> li
     from fedkeel.privacy.policy import read_policy
 
     keys, _ = values_of("--auth-supernode-private-key", words)
-    key = Path(keys[-1]).expanduser() if keys else None
+    key = expanded(keys[-1]) if keys else None
     files = {"policy": policy, "key": key, "peers": peers}
-    given = {name: file for name, file in files.items() if file is not None}
-    if not given:
+    chosen = {name: file for name, file in files.items() if file is not None}
+    if not chosen:
         return words
     if policy is not None:  # a mistake in it is said here, and not with the first message
         read_policy(policy)
     read_signing(key, peers)
     option = "--node-config"
     config, others = values_of(option, words)
-    config += [f"{name}={quoted(str(file.absolute()))}" for name, file in given.items()]
+    config += [f"{name}={quoted(str(file.absolute()))}" for name, file in chosen.items()]
     return [*others, option, " ".join(config)]
 
 

@@ -108,7 +108,7 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
     >>> override({"local": {"lr": 0.1, "epochs": 1}}, ["local.epochs=unset", "local.steps=5"])
     {'local': {'lr': 0.1, 'steps': 5}}
     """
-    result, given = with_current_names(Experiment, _copy(values)), set[tuple[str, ...]]()
+    result, changed = with_current_names(Experiment, _copy(values)), set[tuple[str, ...]]()
     for text in overrides:
         key, sign, raw = text.partition("=")
         key = key.strip()
@@ -120,13 +120,13 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
             )
         value = _value(key, raw)
         (*tables, name), value = _with_current_name(_names(key), value)
-        if (*tables, name) in given:
+        if (*tables, name) in changed:
             raise ConfigError(
                 f"The setting {key!r} is given twice on the command line.",
                 got=repr(text),
                 do="give it once; the values of a list stand in brackets, with commas between them",
             )
-        given.add((*tables, name))
+        changed.add((*tables, name))
         table = result
         for parent in tables:
             below = table.setdefault(parent, {})

@@ -23,8 +23,8 @@ from fedkeel.data.table_schema import Column, Missing, TableSchema
 from fedkeel.data.user_arrays import as_tokens
 from fedkeel.data.values import Values, only_tensor, shape_of
 from fedkeel.errors import DataError, did_you_mean
+from fedkeel.named_files import expanded
 from fedkeel.records import run_record
-from fedkeel.records.files import expanded
 from fedkeel.records.run_record import DataRecord
 
 Examples = Any

@@ -16,11 +16,11 @@ from fedkeel.config import Experiment, toml
 from fedkeel.config.code_names import code_names
 from fedkeel.data.values import count_of, rows_of
 from fedkeel.errors import ModelError, RunError
-from fedkeel.named_files import read_regular
+from fedkeel.named_files import expanded, read_regular
 from fedkeel.predict.answers import Predictions, answer
 from fedkeel.predict.preparation import Preparation
 from fedkeel.records.client_models import client_file, has_single_model, no_single_model
-from fedkeel.records.files import expanded, is_as_written
+from fedkeel.records.files import is_as_written
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.run_record import RunRecord
 from fedkeel.task.losses import LOSSES, OF_QUANTITIES

@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from fedkeel.config.base import Settings
 from fedkeel.config.toml import build, parse
 from fedkeel.errors import ConfigError, FedkeelError
-from fedkeel.named_files import read_regular
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded, read_regular
 
 
 class PolicyError(FedkeelError):

@@ -6,8 +6,7 @@ import hashlib
 
 from fedkeel.config import Privacy
 from fedkeel.errors import ConfigError
-from fedkeel.named_files import read_regular
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded, read_regular
 
 SHORTEST = 16
 """Bytes of a key, at least."""

@@ -14,7 +14,7 @@ from fedkeel import config
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.table import Column, Row, Table, merge_settings
 from fedkeel.source_digest import file_digest

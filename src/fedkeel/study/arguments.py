@@ -12,7 +12,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.read.user_data import Examples, is_examples, like
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 from fedkeel.runner.callbacks import Callback
 from fedkeel.task.task import Task
 

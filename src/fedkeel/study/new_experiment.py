@@ -19,7 +19,7 @@ from fedkeel.data.read.survey import TableSurvey, survey_tables
 from fedkeel.data.read.tables import TABLE_SUFFIXES
 from fedkeel.data.values import only_tensor
 from fedkeel.errors import ConfigError, RunError, counted
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 from fedkeel.runner.prepare import ingredients, prepare
 from fedkeel.study.new_model import IMAGE, LABELS, QUANTITY
 

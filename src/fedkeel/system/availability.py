@@ -16,7 +16,7 @@ import numpy as np
 from fedkeel.config import System
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import DataError, RunError
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 from fedkeel.rng import generator
 from fedkeel.system.devices import number, read_csv
 

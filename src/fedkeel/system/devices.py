@@ -15,8 +15,7 @@ from fedkeel.config import System
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import ConfigError, DataError
-from fedkeel.named_files import TABLE_BYTES, open_regular
-from fedkeel.records.files import expanded
+from fedkeel.named_files import TABLE_BYTES, expanded, open_regular
 from fedkeel.rng import generator, generators
 
 MEGABIT = 1e6 / 8

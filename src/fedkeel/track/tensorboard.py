@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard import summary as events
 
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 from fedkeel.track.base import FileKind, Numbers, OpenRun, TrackedRun
 
 

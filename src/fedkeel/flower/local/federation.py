@@ -22,7 +22,7 @@ from fedkeel.flower.export import export
 from fedkeel.flower.local.processes import Federation, quoted
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import OUTCOME, Outcome
-from fedkeel.records.files import expanded
+from fedkeel.named_files import expanded
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo

@@ -16,9 +16,9 @@ from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.sent_settings import check_sent
 from fedkeel.flower.node.signing import read_signing
 from fedkeel.flower.protocol import DESCRIBE
+from fedkeel.named_files import expanded
 from fedkeel.privacy.kept_noise import noise_kept_in
 from fedkeel.privacy.policy import Policy, read_policy
-from fedkeel.records.files import expanded
 from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.prepare import gather, prepare
 
