@@ -160,6 +160,9 @@ def test_what_the_user_names_needs_no_trust(stranger: Path) -> None:
     words = ["-s", "model.name=mine:Net", "-s", "task.loss=mine:loss"]
     assert call("check", "run", *words).code == 0
     forget()
+    part = call("check", "run", "-s", "model.name=mine:Net", "-s", "data.test=mine:loss_of_mine")
+    assert part.code == 2
+    assert "task.loss = 'mine:loss'" in part.err  # the loss is the folder's, as part of a word too
     words = ["-s", "model={name='mlp', args={}}", "-s", "task.loss=cross_entropy"]
     assert call("check", "run", *words).code == 0
     longer = ["-s", "task.loss=mine:loss_2", "-s", "data.augment=mine:Net_2"]  # other names

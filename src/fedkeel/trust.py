@@ -61,21 +61,25 @@ def check_trusted(folder: Path, names: Iterable[tuple[str, str]], trust: bool) -
     unknown = {} if trust else {name: key for key, name in names}
     if not unknown:
         return
-    found: dict[str, str] = {}
+    untrusted: dict[str, str] = {}
     for name in sorted(unknown):
         is_address = unknown[name] == ADDRESS
         place = place_of(name.partition(":")[0])
         if place.whose in ("nobody", "standard") and not is_address:
             continue  # the name is refused where it is looked up
         if not _is_marked(folder, name):
-            found[name] = "a cluster" if is_address else place.file or "memory"
-    if found:
+            untrusted[name] = "a cluster" if is_address else place.file or "memory"
+    if untrusted:
         raise RunError(
             f"{folder} names code, and was not made here by you.",
-            got=", ".join(f"{unknown[name]} = {name!r} in {file}" for name, file in found.items()),
+            got=", ".join(
+                f"{unknown[name]} = {name!r} in {file}" for name, file in untrusted.items()
+            ),
             why="modules would be imported and called"
             + (
-                "; what a cluster sends would be unpickled" if "a cluster" in found.values() else ""
+                "; what a cluster sends would be unpickled"
+                if "a cluster" in untrusted.values()
+                else ""
             ),
             do="look at them; if you trust them, add --trust (in Python trust=True)",
         )

@@ -69,9 +69,9 @@ def _overlap(info: TaskInfo, name: str, pooled: bool, parts: Parts) -> SumMetric
 
 def _areas(output: Outputs, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return [B, classes] places that both have and that either has, of each class from 1 on."""
-    found, counts = classes_of(output, y), (y != IGNORED).flatten(1)
+    predictions, counts = classes_of(output, y), (y != IGNORED).flatten(1)
     labels = torch.arange(1, classes + 1, device=y.device)[:, None]
-    wrong = ((found == -1) & (y == 0)).flatten(1)
-    predictions = ((found.flatten(1)[:, None] == labels) | wrong[:, None]) & counts[:, None]
+    wrong = ((predictions == -1) & (y == 0)).flatten(1)
+    predictions = ((predictions.flatten(1)[:, None] == labels) | wrong[:, None]) & counts[:, None]
     truth = (y.flatten(1)[:, None] == labels) & counts[:, None]
     return (predictions & truth).sum(dim=2).double(), (predictions | truth).sum(dim=2).double()
