@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -122,7 +122,7 @@ ROGUE = "from pathlib import Path\nPath('marker').touch()\nfrom mine import Net\
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with the user's module, and with a package among the installed ones."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
@@ -139,7 +139,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (package / file).write_text(ROGUE)
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.delenv(VARIABLE, raising=False)
-    return tmp_path
+    yield tmp_path
+    for name in ("kit.shell", "replaced", "slotted"):
+        sys.modules.pop(name, None)  # no file of this folder says that they are its own
 
 
 def _is_clean() -> bool:

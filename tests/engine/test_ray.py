@@ -311,6 +311,13 @@ def test_modules_that_others_cannot_import_go_along(
     assert (done.stdout.strip(), done.stderr) == ("3", "")
 
 
+def test_a_second_name_of_a_module_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("unknown.shell", "unknown.again"):
+        monkeypatch.setitem(sys.modules, name, os)
+    monkeypatch.setitem(sys.modules, "unknown.kind", dict)  # type: ignore[misc]
+    assert cluster.pickled(prepared().setup).body
+
+
 @pytest.mark.slow
 def test_an_address_is_for_ray() -> None:
     with pytest.raises(fk.errors.ConfigError, match="address"):

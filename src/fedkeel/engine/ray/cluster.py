@@ -205,7 +205,9 @@ def _local_modules() -> list[ModuleType]:
     local = []
     for name, item in sys.modules.copy().items():
         package = name.partition(".")[0]
-        if getattr(item, "__file__", None) is None:
+        if not isinstance(item, ModuleType) or getattr(item, "__file__", None) is None:
+            continue
+        if item.__name__ != name:  # a second name, as os.path is one of posixpath
             continue
         if package not in is_found:
             with suppress(Exception):
