@@ -18,6 +18,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,21 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 PAIRS = "scaffold+gcfed fedprox+fedgh momentum+fedgc fednova+gradma.s fedper+gcfed ditto+fedgh"
 FEATURES: dict[str, dict[str, Any]] = {
-    "budget of clients": {"privacy": {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5}},
-    "adaptive budget": {"privacy": {"epsilon": 20.0, "delta": 1e-3, "quantile": 0.5}},
+    "budget of clients": {
+        "privacy": {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5},
+        "weights": "equal",
+    },
+    "adaptive budget": {
+        "privacy": {"epsilon": 20.0, "delta": 1e-3, "quantile": 0.5},
+        "weights": "equal",
+    },
     "budget of examples": {
         "privacy": {"epsilon": 50.0, "delta": 1e-3, "unit": "example"},
         "local": {"lr": 0.1, "steps": 3, "sampling": "poisson", "batch_size": 20},
     },
     "budget overrun": {
         "privacy": {"epsilon": 6.0, "delta": 1e-3},
+        "weights": "equal",
         "method": "dpclient(sigma=0.8)",
         "rounds": 12,
     },
@@ -64,8 +72,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "wrong labels": {"adversary": {"kind": "label_flip", "share": 0.2}},
     "secure sums": {"flower": {"secure_aggregation": True}},
     "virtual time": {"system": {"speed": "lognormal", "mbit_up": 1.0, "enough": 0.8}},
-    "fedbuff": {"system": {"speed": "lognormal"}, "method": "fedbuff(size=3)"},
-    "fedbuff without time": {"method": "fedbuff(size=3)"},
+    "fedbuff": {"system": {"speed": "lognormal"}, "method": "fedbuff"},
+    "fedbuff without time": {"method": "fedbuff"},
     "fedasync": {"system": {"speed": "lognormal"}, "method": "fedasync"},
     "power of choice": {"cohort": {"clients": 5, "sampling": "power_of_choice"}},
     "oort": {"cohort": {"clients": 5, "sampling": "oort"}},
@@ -114,7 +122,8 @@ def runs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def digest(values: dict[str, Any]) -> str:
     """Return the digests of a run in a folder of its own, or why it is refused."""
-    preset = config.load("digits").model_dump(mode="json", exclude_unset=True)
+    file = files("fedkeel").joinpath("presets", "digits.toml")
+    preset = config.load(str(file)).model_dump(mode="json", exclude_unset=True)
     merged = {**preset, **values}
     for name in ("partition", "evaluation"):
         merged[name] = {**preset[name], **values.get(name, {})}
