@@ -52,11 +52,11 @@ PAIRS = "scaffold+gcfed fedprox+fedgh momentum+fedgc fednova+gradma.s fedper+gcf
 FEATURES: dict[str, dict[str, Any]] = {
     "budget of clients": {
         "privacy": {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5},
-        "weights": "equal",
+        "weights": "uniform",
     },
     "adaptive budget": {
         "privacy": {"epsilon": 20.0, "delta": 1e-3, "quantile": 0.5},
-        "weights": "equal",
+        "weights": "uniform",
     },
     "budget of examples": {
         "privacy": {"epsilon": 50.0, "delta": 1e-3, "unit": "example"},
@@ -64,7 +64,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "budget overrun": {
         "privacy": {"epsilon": 6.0, "delta": 1e-3},
-        "weights": "equal",
+        "weights": "uniform",
         "method": "dpclient(sigma=0.8)",
         "rounds": 12,
     },
