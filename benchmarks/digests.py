@@ -63,7 +63,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "local": {"lr": 0.1, "steps": 3, "sampling": "poisson", "batch_size": 20},
     },
     "budget overrun": {
-        "privacy": {"epsilon": 6.0, "delta": 1e-3},
+        "privacy": {"epsilon": 12.0, "delta": 1e-3},
         "weights": "uniform",
         "method": "dpclient(sigma=0.8)",
         "rounds": 12,
