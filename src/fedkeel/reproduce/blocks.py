@@ -32,7 +32,7 @@ _DIGITS = {"%": 2, "points": 2, "rounds": 0, "MB": 1, "models": 1, "dB": 1, "": 
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """One column of the paper's table, as text.
 
     Args:
@@ -52,7 +52,7 @@ class Block:
     cells: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, column: Column, metric: Metric, lines: Sequence[TableLine]) -> Block:
+    def of(cls, column: Column, metric: Metric, lines: Sequence[TableLine]) -> TableBlock:
         """Return the block of a column."""
         title = f"{column.name}{' (ours)' if column.ours else ''}: {metric_text(metric)}"
         failed = [f"{line.row.name} failed: {why}" for line in lines for why in line.failures]
@@ -68,14 +68,14 @@ class Block:
         return cls(column, title, notes, tuple(lines), heads, cells)
 
 
-def table_blocks(table: Table, lines: Sequence[TableLine]) -> list[Block]:
+def table_blocks(table: Table, lines: Sequence[TableLine]) -> list[TableBlock]:
     """Return a block for each column that has lines."""
     by_column = [
         (column, [line for line in lines if line.column.id == column.id])
         for column in table.columns
     ]
     return [
-        Block.of(column, table.metric_of(column), of_column)
+        TableBlock.of(column, table.metric_of(column), of_column)
         for column, of_column in by_column
         if of_column
     ]

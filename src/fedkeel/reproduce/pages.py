@@ -12,7 +12,7 @@ from fedkeel.records.folder import ANOTHER
 from fedkeel.records.run_record import RunRecord
 from fedkeel.report.html import templates
 from fedkeel.report.page import read_css, write_report
-from fedkeel.reproduce.blocks import Block, table_blocks
+from fedkeel.reproduce.blocks import TableBlock, table_blocks
 from fedkeel.reproduce.outcome import TableLine
 from fedkeel.reproduce.plan import TableRequest, TableRun
 from fedkeel.reproduce.table import Table
@@ -58,7 +58,7 @@ class TablePage:
         return notices
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[TableBlock]:
         """One block for each column that has lines."""
         return table_blocks(self.table, self.lines)
 
@@ -231,7 +231,7 @@ def _markdown_list(items: Iterable[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
 
-def _markdown_block(block: Block, prefix: str) -> str:
+def _markdown_block(block: TableBlock, prefix: str) -> str:
     heads = "| " + " | ".join(block.heads) + " |"
     rule = "| --- |" + " ---: |" * (len(block.heads) - 1)
     rows = [f"| {prefix}" + " | ".join(cells) + " |" for cells in block.cells]

@@ -13,7 +13,7 @@ from fedkeel.method.docs.bibliography import entries, reference
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.docs.describe import facts
 from fedkeel.method.docs.docstring import Maths, read
-from fedkeel.method.docs.page import Block, markdown, page, terminal
+from fedkeel.method.docs.page import PageBlock, markdown, page, terminal
 from fedkeel.method.grammar import parse
 from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import WEIGHTS, verdict
@@ -102,7 +102,7 @@ def test_prose_on_a_terminal_is_no_wider_than_it(width: int) -> None:
 def test_an_alias_and_an_expression() -> None:
     assert page("fedavgm") == page("momentum")
     blocks = page("fedprox(mu=0.5)+gcfed.local")
-    assert blocks[0] == Block("title", "", "fedprox(mu=0.5)+gcfed.local")
+    assert blocks[0] == PageBlock("title", "", "fedprox(mu=0.5)+gcfed.local")
     text = terminal(blocks)
     assert "(`float, >= 0`; here `0.5`)" in text
     assert "- **Not with**" in markdown(page("fedprox+gcfed"))
@@ -150,13 +150,13 @@ def test_a_part_of_ones_own_without_a_whole_docstring(
 
 def test_blocks_as_markdown() -> None:
     blocks = [
-        Block("title", "does this", "name"),
-        Block("text", "K~ times `a*b` < ``c``, :math:`x_k` and _y"),
-        Block("maths", "a &= b"),
-        Block("maths", "a = b"),
-        Block("item", "one", "Sent"),
-        Block("item", "two", "`mu`"),
-        Block("code", ">>> 1\n1", "python"),
+        PageBlock("title", "does this", "name"),
+        PageBlock("text", "K~ times `a*b` < ``c``, :math:`x_k` and _y"),
+        PageBlock("maths", "a &= b"),
+        PageBlock("maths", "a = b"),
+        PageBlock("item", "one", "Sent"),
+        PageBlock("item", "two", "`mu`"),
+        PageBlock("code", ">>> 1\n1", "python"),
     ]
     assert markdown(blocks) == (
         "# name\n\nDoes this.\n\n"

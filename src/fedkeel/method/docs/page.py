@@ -27,7 +27,7 @@ Kind = Literal["title", "section", "part", "text", "maths", "code", "item"]
 
 
 @dataclass(frozen=True)
-class Block:
+class PageBlock:
     """A piece of a page.
 
     Args:
@@ -41,7 +41,7 @@ class Block:
     label: str = ""
 
 
-def page(expression: str, traffic: Iterable[tuple[str, str]] = ()) -> list[Block]:
+def page(expression: str, traffic: Iterable[tuple[str, str]] = ()) -> list[PageBlock]:
     """Return the page of a method.
 
     Args:
@@ -54,18 +54,24 @@ def page(expression: str, traffic: Iterable[tuple[str, str]] = ()) -> list[Block
     plan = parse(expression)
     name = ALIASES.get(expression, expression)
     recipe = REGISTRY.get(name)
-    blocks = [Block("title", recipe.title if recipe else "", name if recipe else expression)]
-    blocks += [Block("text", f"{reference(key)} (`{key}`).") for key in keys(plan)]
-    blocks += [Block("item", text, label) for label, text in _facts(plan, name)]
+    blocks = [PageBlock("title", recipe.title if recipe else "", name if recipe else expression)]
+    blocks += [PageBlock("text", f"{reference(key)} (`{key}`).") for key in keys(plan)]
+    blocks += [PageBlock("item", text, label) for label, text in _facts(plan, name)]
     for part in plan.parts or (plan.reduction, plan.server_optimiser):
         blocks += _part(part)
-    blocks += [Block("section", "The order of a round"), Block("code", describe(plan), "text")]
-    traffic_items = [Block("item", text, label) for label, text in traffic]
+    blocks += [
+        PageBlock("section", "The order of a round"),
+        PageBlock("code", describe(plan), "text"),
+    ]
+    traffic_items = [PageBlock("item", text, label) for label, text in traffic]
     if traffic_items:
-        blocks += [Block("section", "Sent and kept"), *traffic_items]
-    blocks += [Block("section", "Partners"), *_partners(expression, name)]
+        blocks += [PageBlock("section", "Sent and kept"), *traffic_items]
+    blocks += [PageBlock("section", "Partners"), *_partners(expression, name)]
     if keys(plan):
-        blocks += [Block("section", "Citation"), Block("code", bibtex(keys(plan)), "bibtex")]
+        blocks += [
+            PageBlock("section", "Citation"),
+            PageBlock("code", bibtex(keys(plan)), "bibtex"),
+        ]
     return blocks
 
 
@@ -84,31 +90,31 @@ def _facts(plan: Plan, name: str) -> list[tuple[str, str]]:
     return [(label, text) for label, text in facts if text]
 
 
-def _part(part: Part) -> list[Block]:
-    roles = Block("item", ", ".join(roles_of(part)), "Roles")
+def _part(part: Part) -> list[PageBlock]:
+    roles = PageBlock("item", ", ".join(roles_of(part)), "Roles")
     try:
         doc = read(type(part))
     except CompositionError as error:  # a user's part may run without a complete docstring
         first_line = summary(type(part))
         problem = error.what if first_line else "This part has no docstring."
         return [
-            Block("part", first_line or problem, part.name),
-            *([Block("text", problem)] if first_line else []),
+            PageBlock("part", first_line or problem, part.name),
+            *([PageBlock("text", problem)] if first_line else []),
             roles,
-            *(Block("item", _typed(one), f"`{one.name}`") for one in hyperparameters(part)),
+            *(PageBlock("item", _typed(one), f"`{one.name}`") for one in hyperparameters(part)),
         ]
-    blocks = [Block("part", doc.summary, part.name)]
+    blocks = [PageBlock("part", doc.summary, part.name)]
     for piece in doc.body:
         if isinstance(piece, Maths):
-            blocks.append(Block("maths", piece.latex))
+            blocks.append(PageBlock("maths", piece.latex))
         else:
-            blocks.append(Block("text", piece))
-    blocks += [Block("item", doc.source, "Source"), roles]
+            blocks.append(PageBlock("text", piece))
+    blocks += [PageBlock("item", doc.source, "Source"), roles]
     for one in hyperparameters(part):
-        blocks.append(Block("item", f"{doc.args[one.name]} ({_typed(one)})", f"`{one.name}`"))
+        blocks.append(PageBlock("item", f"{doc.args[one.name]} ({_typed(one)})", f"`{one.name}`"))
     for label in ("Sent", "State", "Cost", "Laws", "Deviations"):
-        blocks.append(Block("item", getattr(doc, label.lower()), label))
-    return [*blocks, Block("code", doc.example, "python")]
+        blocks.append(PageBlock("item", getattr(doc, label.lower()), label))
+    return [*blocks, PageBlock("code", doc.example, "python")]
 
 
 def _typed(parameter: Hyperparameter) -> str:
@@ -121,7 +127,7 @@ def _typed(parameter: Hyperparameter) -> str:
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
-def _partners(expression: str, name: str) -> list[Block]:
+def _partners(expression: str, name: str) -> list[PageBlock]:
     """Return the methods that a method combines with, and the others by reason."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for other in REGISTRY:
@@ -133,14 +139,14 @@ def _partners(expression: str, name: str) -> list[Block]:
     for code, reason in sorted(by_reason, key=lambda key: key[0] not in (LEGAL, WEIGHTS)):
         label = {LEGAL: "Combines with", WEIGHTS: "Given weights"}.get(code, "Not with")
         others = ", ".join(by_reason[code, reason])
-        blocks.append(Block("item", others if code == LEGAL else f"{others}: {reason}", label))
+        blocks.append(PageBlock("item", others if code == LEGAL else f"{others}: {reason}", label))
     return blocks
 
 
 # --- Markdown --------------------------------------------------------------------------------
 
 
-def markdown(blocks: Sequence[Block]) -> str:
+def markdown(blocks: Sequence[PageBlock]) -> str:
     """Return a page as Markdown, with formulae between double dollars."""
     text = ""
     for before, block in zip([None, *blocks], blocks, strict=False):
@@ -149,7 +155,7 @@ def markdown(blocks: Sequence[Block]) -> str:
     return text + "\n"
 
 
-def _marked(block: Block) -> str:
+def _marked(block: PageBlock) -> str:
     match block.kind:
         case "title":
             line = _prose(block.text[:1].upper() + block.text[1:])
@@ -197,12 +203,12 @@ def _prose(text: str) -> str:
 # --- terminals -------------------------------------------------------------------------------
 
 
-def terminal(blocks: Sequence[Block], width: int = 92) -> str:
+def terminal(blocks: Sequence[PageBlock], width: int = 92) -> str:
     """Return a page as plain text of a given width; formulae stay LaTeX."""
     return "\n".join(_plain(block, width) for block in blocks).strip("\n")
 
 
-def _plain(block: Block, width: int) -> str:
+def _plain(block: PageBlock, width: int) -> str:
     text = re.sub(r":math:`([^`]+)`", r"\1", block.text).replace("``", "`")
     label = block.label.replace("`", "")
     match block.kind:
