@@ -30,7 +30,7 @@ from fedkeel.task.metrics.metric_set import Measured
 
 
 @dataclass(frozen=True)
-class ClientStates:
+class StateRows:
     """The stored states of a work item's n clients.
 
     Args:
@@ -98,7 +98,7 @@ class Actor:
         """Tell that the actor has started."""
 
     def do(
-        self, item: WorkItem, message: tuple[int, RowBytes], states: ClientStates | None
+        self, item: WorkItem, message: tuple[int, RowBytes], states: StateRows | None
     ) -> WorkResult:
         """Do a work item.
 
@@ -130,7 +130,7 @@ class Actor:
             for start in item.starts
         }
 
-    def _train(self, item: TrainItem, states: ClientStates | None) -> PackedRows:
+    def _train(self, item: TrainItem, states: StateRows | None) -> PackedRows:
         message, read_record = self._received(item.round, item.lr), self._reader(item, states)
         jobs = [replace(job, row=row) for row, job in enumerate(item.jobs)]
         if item.is_survey:
@@ -141,7 +141,7 @@ class Actor:
             self._rows.train(self._trainer, message, jobs, read_record, lambda _: None)
         return self._rows.pack(len(jobs), item.is_survey)
 
-    def _reader(self, item: TrainItem, states: ClientStates | None) -> ReadRecord:
+    def _reader(self, item: TrainItem, states: StateRows | None) -> ReadRecord:
         """Return a function that reads clients' records, which are aligned as in the store."""
         if states is None:
             return lambda _: None

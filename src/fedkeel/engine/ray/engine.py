@@ -37,7 +37,7 @@ from fedkeel.engine.process.work_items import (
     survey_items,
     training_items,
 )
-from fedkeel.engine.ray.actor import Actor, ClientStates, WorkResult
+from fedkeel.engine.ray.actor import Actor, StateRows, WorkResult
 from fedkeel.engine.ray.cluster import connected, pickled, reason
 from fedkeel.engine.rehearsal import client_state_spec
 from fedkeel.engine.round_buffers import RoundBuffers
@@ -269,7 +269,7 @@ class Ray(KeepsClientStates):
             ) from error
         self._start_worker()
 
-    def _states(self, item: WorkItem) -> ClientStates | None:
+    def _states(self, item: WorkItem) -> StateRows | None:
         """Return what the clients of a work item keep."""
         if not isinstance(item, TrainItem) or not self._layout.spec:
             return None
@@ -281,4 +281,4 @@ class Ray(KeepsClientStates):
             has_row[i] = state is not None
             for path, tensor in walk(dict(state or {})):
                 rows[path][i] = tensor
-        return ClientStates(block.numpy(), has_row)
+        return StateRows(block.numpy(), has_row)
