@@ -100,7 +100,7 @@ class CellFormat:
 
 
 @dataclass(frozen=True)
-class Column:
+class ReportColumn:
     """A column of the table.
 
     Args:
@@ -145,7 +145,7 @@ _HOURS = CellFormat(1 / 3600)
 _MILLISECONDS = CellFormat(1e3, has_deviation=True)
 
 
-def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
+def all_columns(score: MetricInfo | None) -> tuple[ReportColumn, ...]:
     """Return the columns, in order.
 
     Args:
@@ -161,10 +161,10 @@ def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
         points = "points" if score.unit else unit
     cells = CellFormat(is_score=True, has_score_name=score is None)
     return (
-        Column(
+        ReportColumn(
             "best", "best", unit, better, cells, f"{capital(extreme)} test {label} of any round."
         ),
-        Column(
+        ReportColumn(
             "gap",
             "gap to best",
             points,
@@ -173,8 +173,10 @@ def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
             f"Difference of best {label} to the method with the {extreme} mean, seed by seed.",
             is_for_page_only=True,
         ),
-        Column("last", "last", unit, better, cells, f"{capital(label)} after the last round."),
-        Column(
+        ReportColumn(
+            "last", "last", unit, better, cells, f"{capital(label)} after the last round."
+        ),
+        ReportColumn(
             "last_mean",
             "last ten",
             unit,
@@ -183,7 +185,7 @@ def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
             f"Mean {label} of the last ten evaluations.",
             is_for_page_only=True,
         ),
-        Column(
+        ReportColumn(
             "rounds_to_target",
             "to target",
             "rounds",
@@ -191,7 +193,7 @@ def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
             _ROUNDS,
             f"Completed rounds until the {label} reaches the target.",
         ),
-        Column(
+        ReportColumn(
             "bytes_to_target",
             "to target",
             "MB",
@@ -200,7 +202,7 @@ def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
             f"Sent both ways, over all clients, until the {label} reaches the target.",
             is_for_page_only=True,
         ),
-        Column(
+        ReportColumn(
             "virtual_seconds_to_target",
             "to target",
             "hours",
@@ -213,7 +215,7 @@ def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
 
 
 _COSTS = (
-    Column(
+    ReportColumn(
         "sent",
         "traffic",
         "MB",
@@ -221,7 +223,7 @@ _COSTS = (
         _MEGABYTES,
         "Sent both ways, over all clients and rounds; 1 MB is a million bytes.",
     ),
-    Column(
+    ReportColumn(
         "traffic",
         "traffic",
         "× model",
@@ -230,7 +232,7 @@ _COSTS = (
         "Mean of down and up for each selected client and round, in multiples of the model's "
         "parameters. FedAvg is 1; less where clients drop out, more where buffers are averaged.",
     ),
-    Column(
+    ReportColumn(
         "seconds_per_client",
         "training",
         "ms/client",
@@ -239,7 +241,7 @@ _COSTS = (
         "Training time for each client and round, on this machine. It grows with whatever else the "
         "machine does, so no method is marked.",
     ),
-    Column(
+    ReportColumn(
         "seconds",
         "whole run",
         "s",
@@ -248,7 +250,7 @@ _COSTS = (
         "Seconds over all phases and rounds of a run, on this machine.",
         is_for_page_only=True,
     ),
-    Column(
+    ReportColumn(
         "epsilon",
         "epsilon",
         "spent",

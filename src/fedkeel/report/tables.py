@@ -16,7 +16,7 @@ from fedkeel.records.baselines import BASELINES
 from fedkeel.records.paired import paired_difference
 from fedkeel.records.statistics import Stat, is_tied
 from fedkeel.report.claims import Claims
-from fedkeel.report.columns import Column, ColumnName, ResultRow, all_columns
+from fedkeel.report.columns import ColumnName, ReportColumn, ResultRow, all_columns
 from fedkeel.report.formatting import capital, extreme_of, format_target
 from fedkeel.report.summary import MethodSummary, shared_score
 
@@ -71,7 +71,7 @@ def _gap(method: MethodSummary, leader: MethodSummary | None) -> Stat | None:
     return paired.stat if paired else Stat.of([best.mean - of_leader.mean])
 
 
-def _best_methods(methods: Sequence[MethodSummary], column: Column) -> list[int]:
+def _best_methods(methods: Sequence[MethodSummary], column: ReportColumn) -> list[int]:
     """Return the methods to print bold: the best and those tied with it; none where all are equal.
 
     Methods with unfinished runs compete only where all have some; rounds to target are compared
@@ -96,11 +96,11 @@ def _best_methods(methods: Sequence[MethodSummary], column: Column) -> list[int]
     return [i for i, stat in stats.items() if is_tied(best, stat)]
 
 
-def visible_columns(rows: Sequence[ResultRow], *, is_page: bool = False) -> list[Column]:
+def visible_columns(rows: Sequence[ResultRow], *, is_page: bool = False) -> list[ReportColumn]:
     """Return the columns that have something to show."""
     has_target = any(row.summary.target is not None for row in rows)
 
-    def is_visible(column: Column) -> bool:
+    def is_visible(column: ReportColumn) -> bool:
         if column.is_for_page_only and not is_page:
             return False
         if column.name in _TARGET_COLUMNS and not has_target:
@@ -143,7 +143,7 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
     return table
 
 
-def _fitting_columns(rows: Sequence[ResultRow], width: int) -> list[Column]:
+def _fitting_columns(rows: Sequence[ResultRow], width: int) -> list[ReportColumn]:
     """Return the columns that leave enough space for the names of the methods."""
     columns = visible_columns(rows)
     lines = [line for row in rows for line in _wrapped(printable(row.label)).split("\n")]
