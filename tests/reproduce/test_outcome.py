@@ -10,7 +10,7 @@ from fedkeel.records.paired import paired_difference
 from fedkeel.records.statistics import SeedValues
 from fedkeel.reproduce.blocks import HEADS, line_cells
 from fedkeel.reproduce.outcome import TableLine, _has_same_sign, _measured_gain, _published_gain
-from fedkeel.reproduce.table import Column, Metric, Published, Row
+from fedkeel.reproduce.table import Metric, PaperColumn, Published, Row
 
 
 def published(value: float | str) -> Published:
@@ -49,7 +49,7 @@ def of_three(metric: Metric, own: SeedValues, other: SeedValues) -> TableLine:
     """A line of which three seeds were asked for."""
     return TableLine(
         row=Row(name="A", method="a", published={"c": 55.0}),
-        column=Column(id="c", name="c"),
+        column=PaperColumn(id="c", name="c"),
         metric=metric,
         published=published(55.0),
         published_gain=5.0,

@@ -10,7 +10,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat
 from fedkeel.report.formatting import MISSING
 from fedkeel.reproduce.outcome import TableLine
-from fedkeel.reproduce.table import Column, Metric, Table
+from fedkeel.reproduce.table import Metric, PaperColumn, Table
 
 HEADS = (
     "method",
@@ -44,7 +44,7 @@ class TableBlock:
         cells: for each line one text for each head.
     """
 
-    column: Column
+    column: PaperColumn
     title: str
     notes: tuple[str, ...]
     lines: tuple[TableLine, ...]
@@ -52,7 +52,7 @@ class TableBlock:
     cells: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, column: Column, metric: Metric, lines: Sequence[TableLine]) -> TableBlock:
+    def of(cls, column: PaperColumn, metric: Metric, lines: Sequence[TableLine]) -> TableBlock:
         """Return the block of a column."""
         title = f"{column.name}{' (ours)' if column.ours else ''}: {metric_text(metric)}"
         failed = [f"{line.row.name} failed: {why}" for line in lines for why in line.failures]

@@ -14,7 +14,7 @@ from fedkeel.records.run_record import RunRecord
 from fedkeel.records.statistics import SeedValues, Stat
 from fedkeel.reproduce.measure import audited_value, metric_value
 from fedkeel.reproduce.plan import CellKey, TableRun
-from fedkeel.reproduce.table import Column, Metric, Published, Row, Table
+from fedkeel.reproduce.table import Metric, PaperColumn, Published, Row, Table
 
 LAST = Metric(kind="last")
 BEST = Metric(kind="best")
@@ -48,7 +48,7 @@ class TableLine:
     """
 
     row: Row
-    column: Column
+    column: PaperColumn
     metric: Metric
     published: Published | None
     published_gain: float | None
@@ -164,11 +164,11 @@ class _Results:
             self._runs.setdefault(run.key, []).append(run)
         self._read: dict[str, tuple[RunRecord, list[RoundRecord]]] = {}
 
-    def runs(self, row: str, column: Column) -> list[TableRun]:
+    def runs(self, row: str, column: PaperColumn) -> list[TableRun]:
         """Return all runs of a cell."""
         return self._runs.get(CellKey(row, column.id), [])
 
-    def finished(self, row: str, column: Column) -> dict[int, TableRun]:
+    def finished(self, row: str, column: PaperColumn) -> dict[int, TableRun]:
         """Return the finished runs of a cell by seed."""
         return {run.seed: run for run in self.runs(row, column) if run.is_finished}
 
@@ -182,7 +182,7 @@ class _Results:
             self._read[name] = record, rows
         return self._read[name]
 
-    def values(self, row: str, column: Column, metric: Metric) -> SeedValues:
+    def values(self, row: str, column: PaperColumn, metric: Metric) -> SeedValues:
         """Return a number of each finished run by seed.
 
         A metric with a reference leaves out the seeds whose reference run is not finished.
@@ -201,7 +201,7 @@ class _Results:
 
 
 def _line(
-    table: Table, results: _Results, row: Row, column: Column, failures: Mapping[str, str]
+    table: Table, results: _Results, row: Row, column: PaperColumn, failures: Mapping[str, str]
 ) -> TableLine:
     metric = table.metric_of(column)
     baseline = row.baseline or column.baseline or table.baseline

@@ -16,7 +16,7 @@ from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.named_files import expanded
 from fedkeel.records.folder import RunFolder
-from fedkeel.reproduce.table import Column, Row, Table, merge_settings
+from fedkeel.reproduce.table import PaperColumn, Row, Table, merge_settings
 from fedkeel.source_digest import file_digest
 from fedkeel.study.compare import file_name
 from fedkeel.version import __version__
@@ -83,7 +83,7 @@ class TableRun:
     """
 
     row: Row
-    column: Column
+    column: PaperColumn
     seed: int
     experiment: config.Experiment
     folder: Path
@@ -149,7 +149,7 @@ def _runs(table: Table, request: TableRequest) -> Iterator[TableRun]:
             yield TableRun(row, column, seed, experiment, folder, absent[sources], audit)
 
 
-def _cells(table: Table, request: TableRequest) -> list[tuple[Row, Column]]:
+def _cells(table: Table, request: TableRequest) -> list[tuple[Row, PaperColumn]]:
     """Return the wanted cells; named columns replace those of the smaller version, rows stay."""
     quick_rows = table.quick.rows if request.quick and table.quick else ()
     return [

@@ -117,7 +117,7 @@ class Published(Settings):
     spread: float | None = Field(None, ge=0.0)
 
 
-class Column(Settings):
+class PaperColumn(Settings):
     """A setting in which all methods are compared.
 
     Args:
@@ -240,7 +240,7 @@ class Table(Settings):
     source: str
     data: tuple[str, ...]
     base: dict[str, Any] = Field(default_factory=dict)
-    columns: tuple[Column, ...] = ()
+    columns: tuple[PaperColumn, ...] = ()
     rows: tuple[Row, ...] = ()
     baseline: str | None = None
     metric: Metric = Metric()
@@ -292,7 +292,7 @@ class Table(Settings):
         """Whether some of its runs can be made, given the data."""
         return not (self.missing or self.waits)
 
-    def cells(self, quick: bool = False) -> list[tuple[Row, Column]]:
+    def cells(self, quick: bool = False) -> list[tuple[Row, PaperColumn]]:
         """Return the cells that are run, row by row in each column."""
         columns: Sequence[str] = self.quick.columns if quick and self.quick else ()
         rows: Sequence[str] = self.quick.rows if quick and self.quick else ()
@@ -307,7 +307,7 @@ class Table(Settings):
         ]
 
     def experiment(
-        self, row: Row, column: Column, seed: int | None = None, quick: bool = False
+        self, row: Row, column: PaperColumn, seed: int | None = None, quick: bool = False
     ) -> config.Experiment:
         """Return the experiment of a cell.
 
@@ -331,7 +331,7 @@ class Table(Settings):
         return config.build(config.Experiment, values, where)
 
     def audit_of(
-        self, row: Row, column: Column, seed: int, quick: bool = False
+        self, row: Row, column: PaperColumn, seed: int, quick: bool = False
     ) -> config.Audit | None:
         """Return the attack on a cell's messages; None where its number is another.
 
@@ -348,7 +348,7 @@ class Table(Settings):
         where = f"{self.id}, audit of {row.name!r} in column {column.id!r}"
         return config.build(config.Audit, values, where)
 
-    def metric_of(self, column: Column) -> Metric:
+    def metric_of(self, column: PaperColumn) -> Metric:
         """Return the metric of a column."""
         return column.metric or self.metric
 
