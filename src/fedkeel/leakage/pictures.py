@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from fedkeel.leakage.quality import Comparison, Units
+from fedkeel.leakage.quality import ReconstructionQuality, Units
 from fedkeel.records.audit import Picture
 
 MOST = 8
@@ -17,7 +17,7 @@ MOST = 8
 
 
 def pictures_of(
-    inputs: Tensor, originals: Tensor, compared: Comparison, units: Units
+    inputs: Tensor, originals: Tensor, compared: ReconstructionQuality, units: Units
 ) -> tuple[Picture, ...]:
     """Return the pairs of a comparison as pictures, the best first; () of what is no picture.
 

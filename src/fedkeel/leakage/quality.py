@@ -58,7 +58,7 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReconstructionQuality:
     """Reconstructions next to originals.
 
     Args:
@@ -92,7 +92,7 @@ def psnr(mse: float, extent: float) -> float:
     return min(10.0 * math.log10(extent**2 / mse), 150.0)
 
 
-def compare(inputs: Tensor, originals: Tensor, units: Units) -> Comparison:
+def compare(inputs: Tensor, originals: Tensor, units: Units) -> ReconstructionQuality:
     """Compare reconstructed inputs [m, ...] with originals [n, ...].
 
     Each reconstruction belongs to another original, so that the sum of the logarithms of their
@@ -100,14 +100,16 @@ def compare(inputs: Tensor, originals: Tensor, units: Units) -> Comparison:
     inputs before, as any attacker would.
     """
     if not len(inputs) or not len(originals):
-        return Comparison((), (), None, len(originals))
+        return ReconstructionQuality((), (), None, len(originals))
     a = units.raw(inputs).clamp(units.low, units.high)
     b = units.raw(originals)
     errors = _squared_errors(a, b)
     rows, columns = linear_sum_assignment(np.log(errors + 1e-15))
     pairs = tuple(zip(rows.tolist(), columns.tolist(), strict=True))
     values = tuple(psnr(float(errors[i, j]), units.high - units.low) for i, j in pairs)
-    return Comparison(pairs, values, similarity(a[rows], b[columns], units), len(originals))
+    return ReconstructionQuality(
+        pairs, values, similarity(a[rows], b[columns], units), len(originals)
+    )
 
 
 def _squared_errors(a: Tensor, b: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
