@@ -47,7 +47,7 @@ def _needs_likelihood(setup: TrainingSetup) -> str:
 
 
 @dataclass(frozen=True)
-class Diagnostic:
+class DiagnosticKind:
     """One kind of diagnostics.
 
     Args:
@@ -61,16 +61,16 @@ class Diagnostic:
     trains: bool = False
 
 
-DIAGNOSTICS: Mapping[Kind, Diagnostic] = {
-    "forgetting": Diagnostic(measure_forgetting, _needs_global_model),
-    "global_forgetting": Diagnostic(measure_global_forgetting, _needs_global_model),
-    "drift": Diagnostic(measure_drift),
-    "conflict": Diagnostic(measure_conflict),
-    "participation": Diagnostic(measure_participation, _needs_examples, trains=True),
-    "fisher": Diagnostic(measure_fisher, _needs_likelihood, trains=True),
-    "cka": Diagnostic(measure_cka, _needs_global_model),
-    "landscape": Diagnostic(measure_landscape, _needs_global_model),
-    "sharpness": Diagnostic(measure_sharpness, _needs_global_model),
+DIAGNOSTICS: Mapping[Kind, DiagnosticKind] = {
+    "forgetting": DiagnosticKind(measure_forgetting, _needs_global_model),
+    "global_forgetting": DiagnosticKind(measure_global_forgetting, _needs_global_model),
+    "drift": DiagnosticKind(measure_drift),
+    "conflict": DiagnosticKind(measure_conflict),
+    "participation": DiagnosticKind(measure_participation, _needs_examples, trains=True),
+    "fisher": DiagnosticKind(measure_fisher, _needs_likelihood, trains=True),
+    "cka": DiagnosticKind(measure_cka, _needs_global_model),
+    "landscape": DiagnosticKind(measure_landscape, _needs_global_model),
+    "sharpness": DiagnosticKind(measure_sharpness, _needs_global_model),
 }
 
 
