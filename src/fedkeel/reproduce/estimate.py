@@ -208,7 +208,7 @@ def run_seconds(experiment: config.Experiment, speed: Speed) -> float:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeEstimate:
     """The seconds of a table's runs in one process.
 
     Args:
@@ -224,7 +224,7 @@ class Estimate:
     unknown: int
 
 
-def estimate(runs: Sequence[TableRun], speeds: SpeedStore) -> Estimate:
+def estimate(runs: Sequence[TableRun], speeds: SpeedStore) -> TimeEstimate:
     """Return the seconds of runs in one process; a run that several cells share counts once."""
     unique = list({run.folder: run for run in runs}.values())
     seconds: dict[CellKey, float] = {}
@@ -247,7 +247,7 @@ def estimate(runs: Sequence[TableRun], speeds: SpeedStore) -> Estimate:
         guessed += run.key not in seconds
         total += of_run
         left += 0.0 if run.is_finished else of_run
-    return Estimate(total, left, guessed, unknown)
+    return TimeEstimate(total, left, guessed, unknown)
 
 
 def experiments_to_measure(
