@@ -15,7 +15,7 @@ from commands import EXPERIMENT, experiment
 from fedkeel.config import load
 from fedkeel.flower.export import export
 from fedkeel.flower.local.federation import shared_configs
-from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.local.processes import FlowerProcesses
 
 
 @pytest.fixture(scope="session")
@@ -67,9 +67,9 @@ def misbehaving(toy: Path) -> Callable[[Path, list[str]], None]:
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowerProcesses]:
     """A SuperLink and two SuperNodes."""
     folder = tmp_path_factory.mktemp("federation")
     nodes = [f'{one} state="{folder / "state"}"' for one in shared_configs(2)]
-    with Federation(folder, nodes) as running:
+    with FlowerProcesses(folder, nodes) as running:
         yield running

@@ -17,7 +17,7 @@ from commands import rows
 from fedkeel.config import load
 from fedkeel.data.cohort import Selection
 from fedkeel.engine.prepared import Prepared
-from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import gather, prepare
@@ -71,7 +71,7 @@ def test_a_slow_node_is_used_late_and_the_simulation_of_that_order_has_the_same_
     nodes = [f'partition-id={i} num-partitions=4 state="{state / str(i)}"' for i in range(4)]
     nodes[3] += f' slow="{out / "rounds.jsonl"}"'
     folder, config = RunFolder(out), {"out": str(out), "resume": True}
-    with Federation(tmp_path / "federation", nodes) as federation:
+    with FlowerProcesses(tmp_path / "federation", nodes) as federation:
         federation.submit(app, config)
         assert eventually(lambda: rows(out) >= 7, 30 * patience), federation.tail("superlink")
         (server,) = federation.find("superlink", "flwr-serverapp")

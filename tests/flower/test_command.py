@@ -21,7 +21,7 @@ from commands import EXECUTABLE, Process, call, experiment, rows, shell
 from fedkeel.config import load
 from fedkeel.errors import RunError
 from fedkeel.flower.local import keys
-from fedkeel.flower.local.processes import Federation, free_port, quoted
+from fedkeel.flower.local.processes import FlowerProcesses, free_port, quoted
 from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
@@ -66,7 +66,7 @@ def test_a_supernode_that_is_killed_is_missed_at_once(toy: Path, tmp_path: Path)
     running = Process(*words, "-s", "flower.quorum=0.1", folder=tmp_path)
     out = tmp_path / "run"
     assert eventually(lambda: rows(out) >= 2, 240)
-    (pid,) = Federation(out / "flower", []).find("node-1", "flower-supernode")
+    (pid,) = FlowerProcesses(out / "flower", []).find("node-1", "flower-supernode")
     os.kill(pid, signal.SIGKILL)
     done = running.wait(300)
     assert done.code == 0, done.err
@@ -88,7 +88,7 @@ def test_nothing_outlives_a_command_that_is_killed(toy: Path, tmp_path: Path) ->
     assert eventually(lambda: not living(out), 60), living(out)
     assert RunFolder(out).read_run().status == "running"
     home = tmp_path / "node"
-    with Federation(tmp_path / "link", []) as link:
+    with FlowerProcesses(tmp_path / "link", []) as link:
         words = [EXECUTABLE, "flower", "node", "--insecure", "--superlink", link.address]
         variables = {**link.environment, "HOME": str(home), "FLWR_HOME": str(home / "flwr")}
         words += ["--port", str(free_port())]
@@ -123,12 +123,12 @@ def test_keys_of_fewer_nodes_are_made_anew(
 ) -> None:
     """A run that is gone on with has as many nodes as this time are asked for."""
 
-    def begun(federation: Federation) -> None:
+    def begun(federation: FlowerProcesses) -> None:
         assert federation.secure
         assert not federation.keys.exists()
         raise RunError("as far as this test goes")
 
-    monkeypatch.setattr(Federation, "__enter__", begun)
+    monkeypatch.setattr(FlowerProcesses, "__enter__", begun)
     keys.make(tmp_path / "run" / "flower" / "keys", ["127.0.0.1"], 2)
     done = call("flower", "up", toy, "--out", tmp_path / "run", "--nodes", "3", "--secure")
     assert "as far as this test goes" in done.err
@@ -157,11 +157,11 @@ def test_what_a_killed_command_left_running_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its SuperLink and nodes would go on for ever."""
-    before, now = Federation(tmp_path / "a", []), Federation(tmp_path / "a", [])
-    other = Federation(tmp_path / "ab", [])
+    before, now = FlowerProcesses(tmp_path / "a", []), FlowerProcesses(tmp_path / "a", [])
+    other = FlowerProcesses(tmp_path / "ab", [])
     for one in (before, other):
         one.start("node-7", [sys.executable, "-c", "import signal; signal.pause()"])
-    monkeypatch.setattr(Federation, "start_link", lambda federation: None)
+    monkeypatch.setattr(FlowerProcesses, "start_link", lambda federation: None)
     with now:
         assert not before.is_alive("node-7")
         assert other.is_alive("node-7")
@@ -174,8 +174,8 @@ def test_a_polite_kill_ends_all(
 ) -> None:
     """A terminal that closes is one; nohup lets it pass."""
     words = [sys.executable, "-c", "import signal; signal.pause()"]
-    monkeypatch.setattr(Federation, "start_link", lambda one: one.start("node-0", words))
-    running = Federation(tmp_path, [])
+    monkeypatch.setattr(FlowerProcesses, "start_link", lambda one: one.start("node-0", words))
+    running = FlowerProcesses(tmp_path, [])
     before = signal.signal(kill, signal.SIG_DFL)  # nohup may hold for these tests, too
     try:
         with pytest.raises(SystemExit, match=str(128 + kill)), running:
@@ -195,17 +195,17 @@ def test_an_interrupt_while_processes_are_ended_leaves_none(
     """Whoever presses Ctrl-C twice means the same thing."""
     words = [sys.executable, "-c", "import signal; signal.pause()"]
     running, stop, before = (
-        Federation(tmp_path, []),
-        Federation.stop,
+        FlowerProcesses(tmp_path, []),
+        FlowerProcesses.stop,
         signal.getsignal(signal.SIGINT),
     )
 
-    def interrupted(federation: Federation, name: str) -> None:
+    def interrupted(federation: FlowerProcesses, name: str) -> None:
         signal.raise_signal(signal.SIGINT)
         stop(federation, name)
 
-    monkeypatch.setattr(Federation, "start_link", lambda one: one.start("superlink", words))
-    monkeypatch.setattr(Federation, "stop", interrupted)
+    monkeypatch.setattr(FlowerProcesses, "start_link", lambda one: one.start("superlink", words))
+    monkeypatch.setattr(FlowerProcesses, "stop", interrupted)
     with running:
         running.start("node-0", words)
     assert running.find() == []
@@ -227,11 +227,11 @@ def test_an_interrupt_while_a_process_is_started_leaves_none(
             signal.raise_signal(signal.SIGINT)
         return process
 
-    monkeypatch.setattr(Federation, "start_link", lambda one: one.start("superlink", words))
+    monkeypatch.setattr(FlowerProcesses, "start_link", lambda one: one.start("superlink", words))
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt), Federation(tmp_path, []):
+        with pytest.raises(KeyboardInterrupt), FlowerProcesses(tmp_path, []):
             pytest.fail("it began")
     finally:
         signal.signal(signal.SIGINT, before)

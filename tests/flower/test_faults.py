@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import rows
-from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from toys import eventually
@@ -45,7 +45,7 @@ def test_everything_that_goes_wrong(app: Path, patience: float, tmp_path: Path) 
         for i, way in BAD.items()
     ]
     out = tmp_path / "run"
-    with Federation(tmp_path / "federation", nodes) as federation:
+    with FlowerProcesses(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out)})
         folder = RunFolder(out)
         assert eventually(lambda: rows(out) >= 6 or ended(folder), 20 * patience)

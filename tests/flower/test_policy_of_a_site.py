@@ -9,7 +9,7 @@ import pytest
 from commands import call, rows
 from fedkeel.config import load
 from fedkeel.flower.export import export
-from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.privacy.accountant import Release, composed_epsilon
 from fedkeel.records.folder import RunFolder
 from toys import eventually
@@ -30,7 +30,7 @@ def test_a_node_with_a_policy(toy: Path, patience: float, tmp_path: Path) -> Non
     nodes = [f'partition-id={i} num-partitions=2 state="{tmp_path / str(i)}"' for i in range(2)]
     nodes[1] += f' policy="{site / "policy.toml"}"'
     folder = RunFolder(out)
-    with Federation(tmp_path / "federation", nodes) as federation:
+    with FlowerProcesses(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out)})
         assert eventually(lambda: rows(out) == 4, 12 * patience), federation.tail("superlink")
         first = folder.rows()

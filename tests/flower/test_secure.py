@@ -13,7 +13,7 @@ from cryptography import x509
 from fedkeel.errors import RunError
 from fedkeel.flower.local import keys
 from fedkeel.flower.local.federation import shared_configs
-from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from toys import eventually
@@ -23,12 +23,12 @@ from wires import Counter, counted, gate
 @pytest.fixture(scope="module")
 def secured(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Federation, Counter, list[str], int]]:
+) -> Iterator[tuple[FlowerProcesses, Counter, list[str], int]]:
     """A SuperLink behind a gate, whose one node's bytes are counted on their way to the gate."""
     folder = tmp_path_factory.mktemp("secured")
     nodes = [f'{one} state="{folder / "state"}"' for one in shared_configs(1)] * 3
     with ExitStack() as stack:
-        federation = Federation(folder / "federation", nodes[:1], secure=True)
+        federation = FlowerProcesses(folder / "federation", nodes[:1], secure=True)
         stack.enter_context(federation)
         federation.nodes = nodes
         port, refused = stack.enter_context(gate(federation.port, federation.keys))
@@ -38,7 +38,9 @@ def secured(
         yield federation, wire, refused, port
 
 
-def made(federation: Federation, app: Path, out: Path, words: str, patience: float) -> RoundRecord:
+def made(
+    federation: FlowerProcesses, app: Path, out: Path, words: str, patience: float
+) -> RoundRecord:
     """The first round of a run of one client with a model of two megabytes."""
     big = "rounds=1; model.args.hidden=[20000]; partition.clients=1; cohort.clients=1; "
     big += "partition.kind=iid; "
@@ -57,7 +59,7 @@ def made(federation: Federation, app: Path, out: Path, words: str, patience: flo
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["scaffold", "quantise", "topk(fraction=0.05)"])
 def test_bytes_on_the_wire_are_those_of_the_record(
-    secured: tuple[Federation, Counter, list[str], int],
+    secured: tuple[FlowerProcesses, Counter, list[str], int],
     app: Path,
     patience: float,
     tmp_path: Path,
@@ -79,7 +81,7 @@ def test_bytes_on_the_wire_are_those_of_the_record(
 
 @pytest.mark.processes
 def test_strangers_stay_out(
-    secured: tuple[Federation, Counter, list[str], int], patience: float, tmp_path: Path
+    secured: tuple[FlowerProcesses, Counter, list[str], int], patience: float, tmp_path: Path
 ) -> None:
     """A key that is not registered, another authority, no TLS; and who comes by the nodes' way."""
     federation, _, refused, port = secured

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedkeel.config import load
 from fedkeel.flower.local import keys
-from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.prepare import gather, prepare
 from in_process_grid import InProcessGrid, header_of, make_nodes, run_on_nodes
@@ -45,7 +45,7 @@ def test_sums_of_processes_are_those_of_plain_updates(
         for i in range(3)
     ]
     nodes[1] += f' bad="{PHASES}"'
-    with Federation(tmp_path / "federation", nodes, secure=True) as federation:
+    with FlowerProcesses(tmp_path / "federation", nodes, secure=True) as federation:
         federation.submit(app, {"out": str(out)})
         is_over = eventually(
             lambda: folder.exists() and folder.read_run().status != "running", 60 * patience

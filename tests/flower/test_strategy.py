@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
 from fedkeel.errors import CompositionError, RunError
-from fedkeel.flower.local.processes import NAME, Federation
+from fedkeel.flower.local.processes import NAME, FlowerProcesses
 from fedkeel.flower.strategy import Method
 from harness import toy_network
 from in_process_grid import InProcessGrid, across
@@ -280,7 +280,7 @@ def test_the_same_nodes_in_every_run() -> None:
 
 
 @pytest.mark.processes
-def test_the_example_runs_as_it_is_submitted(federation: Federation, patience: float) -> None:
+def test_the_example_runs_as_it_is_submitted(federation: FlowerProcesses, patience: float) -> None:
     """By `flwr run`, on a SuperLink and two SuperNodes."""
     run = federation.submit(EXAMPLE, {"method": "fedgh+momentum"})
     assert eventually(lambda: federation.status(run).startswith("finished"), 20 * patience)

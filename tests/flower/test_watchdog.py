@@ -18,7 +18,7 @@ from flwr.app import Message
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
 from fedkeel.flower.local.federation import shared_configs
-from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.flower.protocol import TRAIN
 from fedkeel.flower.server import connection
 from fedkeel.flower.server.membership import Membership
@@ -196,7 +196,7 @@ def test_a_node_that_hung_is_free_again(
     misbehaving(app, [*words, f"flower.deadline_seconds={patience}"])
     nodes = [f'{one} state="{state / str(i)}"' for i, one in enumerate(shared_configs(2))]
     nodes[1] += ' bad="hangs:0"'
-    with Federation(tmp_path / "federation", nodes) as running:
+    with FlowerProcesses(tmp_path / "federation", nodes) as running:
         running.submit(app, {"out": str(tmp_path / "run")})
         mark = state / "1" / "1" / "pid"
         assert eventually(mark.exists, 9 * patience), running.tail("superlink")

@@ -17,7 +17,7 @@ from commands import rows
 from fedkeel.config import load
 from fedkeel.flower.apps import ORPHAN_SECONDS
 from fedkeel.flower.local.federation import shared_configs
-from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.method.round_values import Server
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.checkpoint import packed
@@ -58,7 +58,7 @@ def ended(out: Path) -> bool:
 
 
 def test_a_dozen_methods_end_with_the_same_bits(
-    federation: Federation, app: Path, toy: Path, patience: float, tmp_path: Path
+    federation: FlowerProcesses, app: Path, toy: Path, patience: float, tmp_path: Path
 ) -> None:
     """They run at the same time, and each one's clients keep what is theirs."""
     for number, method in enumerate(DOZEN):
@@ -100,7 +100,7 @@ def main(grid, context):
 
 
 def test_a_server_runs_no_command_on_a_node(
-    federation: Federation, app: Path, patience: float, tmp_path: Path
+    federation: FlowerProcesses, app: Path, patience: float, tmp_path: Path
 ) -> None:
     hostile, marker, out = tmp_path / "app", tmp_path / "marker", tmp_path / "reasons"
     shutil.copytree(app, hostile)
@@ -116,7 +116,7 @@ def test_a_server_runs_no_command_on_a_node(
 
 
 @contextmanager
-def frozen(federation: Federation) -> Iterator[None]:
+def frozen(federation: FlowerProcesses) -> Iterator[None]:
     """Stop the nodes for a moment: no run can end in it."""
     pids = [pid for number in range(2) for pid in federation.find(f"node-{number}")]
     assert pids
@@ -131,7 +131,7 @@ def frozen(federation: Federation) -> Iterator[None]:
 
 
 def test_server_and_superlink_killed(
-    federation: Federation, app: Path, toy: Path, patience: float, tmp_path: Path
+    federation: FlowerProcesses, app: Path, toy: Path, patience: float, tmp_path: Path
 ) -> None:
     """SCAFFOLD, whose clients keep something, goes on with the same bits after both."""
     out, words = tmp_path / "run", ["method=scaffold", "rounds=6"]
@@ -171,7 +171,7 @@ def test_the_apps_end_with_a_superlink_that_is_killed(
         tmp_path / "run",
         [f'{one} state="{tmp_path / "state"}"' for one in shared_configs(1)],
     )
-    with Federation(tmp_path / "federation", nodes) as federation:
+    with FlowerProcesses(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out), "settings": "rounds=1000"})
         assert eventually(lambda: rows(out) >= 2, 9 * patience), federation.tail("superlink")
         (server,) = federation.find("superlink", "flwr-serverapp")
@@ -190,7 +190,7 @@ def test_nothing_is_left_of_a_federation(app: Path, patience: float, tmp_path: P
         tmp_path / "run",
         [f'{one} state="{tmp_path / "state"}"' for one in shared_configs(1)],
     )
-    with Federation(tmp_path / "federation", nodes) as federation:
+    with FlowerProcesses(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out), "settings": "rounds=1000"})
         assert eventually(lambda: rows(out) >= 1, 9 * patience), federation.tail("superlink")
         names = ("flower-superlink", "flower-superexec", "flwr-serverapp", "flower-supernode")

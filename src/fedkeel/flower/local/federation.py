@@ -19,7 +19,7 @@ from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.export import export
-from fedkeel.flower.local.processes import Federation, quoted
+from fedkeel.flower.local.processes import FlowerProcesses, quoted
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import OUTCOME, Outcome
 from fedkeel.named_files import expanded
@@ -114,7 +114,7 @@ def run_locally(
         _remove_leftovers(flower_folder)
         export(experiment, app)
         configs = [f"{config} state={state}" for config in configs]
-        with Federation(flower_folder, configs, secure) as federation:
+        with FlowerProcesses(flower_folder, configs, secure) as federation:
             run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
             for warning in warnings:
                 display.warn(f"flower run {run}", warning)
@@ -145,7 +145,7 @@ def _remove_leftovers(folder: Path) -> None:
 class _Follower:
     """Follows a run, known by Flower's number, through its folder, and displays its progress."""
 
-    federation: Federation
+    federation: FlowerProcesses
     run: int
     folder: RunFolder
     display: ProgressDisplay

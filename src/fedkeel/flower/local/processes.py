@@ -34,7 +34,7 @@ NODE_ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 """Seconds between a node's looks for new messages; Flower's own value is 1."""
 
 
-class Federation:
+class FlowerProcesses:
     """SuperLink and SuperNodes on the loopback interface. Leaving the context ends all of them.
 
     Flower's helpers outlive the process that started them, some in sessions of their own. So each
