@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedkeel.cli.audit import audit
 from fedkeel.cli.check import check
-from fedkeel.cli.common import Command, Group, replace_unencodable
+from fedkeel.cli.common import Command, CommandGroup, replace_unencodable
 from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
 from fedkeel.cli.doctor import doctor
@@ -34,7 +34,7 @@ from fedkeel.errors import FedkeelError, SlowWork, StoppedProcess, TrainingError
 
 app = typer.Typer(
     name="fedkeel",
-    cls=Group,
+    cls=CommandGroup,
     help="Federated learning on non-IID data: methods, compared and combined.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -105,7 +105,7 @@ class Command(TyperCommand):
         return _unescaped(super().get_help(ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands that names the nearest one for a misspelled command."""
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]

@@ -18,13 +18,15 @@ from fedkeel.cli.common import (
     SET,
     TRUST,
     Command,
-    Group,
+    CommandGroup,
     document,
     say,
     stderr,
 )
 
-app = typer.Typer(cls=Group, help="Data: list known sets, download one, inspect a partition.")
+app = typer.Typer(
+    cls=CommandGroup, help="Data: list known sets, download one, inspect a partition."
+)
 
 
 @app.command("list", cls=Command)

@@ -16,7 +16,7 @@ from fedkeel.cli.common import (
     SET,
     TRUST,
     Command,
-    Group,
+    CommandGroup,
     default_folder,
     document,
     page_written,
@@ -27,7 +27,9 @@ from fedkeel.cli.common import (
 from fedkeel.errors import ConfigError, RunError, printable
 from fedkeel.named_files import expanded
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="A federation of nodes, with Flower.")
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="A federation of nodes, with Flower."
+)
 
 
 @app.command(cls=Command)
