@@ -36,7 +36,7 @@ STATUS_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class LocalResult:
+class FederationResult:
     """The result of a run.
 
     Args:
@@ -73,7 +73,7 @@ def run_locally(
     display: ProgressDisplay,
     resume: bool = False,
     secure: bool = False,
-) -> LocalResult:
+) -> FederationResult:
     """Make a run in a federation of processes on this machine.
 
     Logs, the app and the clients' states are in the folder ``flower`` of the run.
@@ -158,7 +158,7 @@ class _Follower:
     def _has_ended(self) -> bool:
         return (self.federation.folder / OUTCOME).exists()
 
-    def follow(self, rounds: int, score: MetricInfo) -> LocalResult:
+    def follow(self, rounds: int, score: MetricInfo) -> FederationResult:
         """Show the rounds as they come, and return the result when the run has ended.
 
         Args:
@@ -176,7 +176,7 @@ class _Follower:
         self.display.end(self._name, outcome.what if has_failed else outcome.status)
         if has_failed:
             raise RunError(outcome.what, got=outcome.got, do=outcome.do)
-        return LocalResult(rows, outcome.status, self.folder.read_run().message)
+        return FederationResult(rows, outcome.status, self.folder.read_run().message)
 
     def _wait(self, stop: threading.Event) -> list[RoundRecord]:
         """Show the rows as they come, and return all of them when the run has ended.
