@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import Engine
-from fedkeel.conformance.small_federation import MLP, SmallFederation
+from fedkeel.conformance.small_federation import SmallFederation, SmallMLP
 from fedkeel.errors import FedkeelError
 from fedkeel.runner.start import start
 from method.players import ENTRIES
@@ -59,7 +59,7 @@ def test_layers_compute_in_bfloat16_and_scores_and_gradients_are_float32() -> No
     scores = network.logits(params, {}, x)
     assert seen == [torch.bfloat16]
     assert scores.dtype is torch.float32
-    exact = MLP()
+    exact = SmallMLP()
     exact.load_state_dict(params)
     torch.testing.assert_close(scores, exact(x), rtol=0.03, atol=0.03)
     assert not torch.equal(scores, exact(x))

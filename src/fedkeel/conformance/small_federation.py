@@ -52,7 +52,7 @@ ADAMW = config.Local(
 """Local training of the check that a method bears all of it."""
 
 
-class MLP(nn.Module):
+class SmallMLP(nn.Module):
     """Two layers, smooth everywhere."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class SmallFederation:
 
     def prepare(
         self,
-        model: type[nn.Module] = MLP,
+        model: type[nn.Module] = SmallMLP,
         clients: int = CLIENTS,
         rounds: int = ROUNDS,
         lr: float | None = None,
