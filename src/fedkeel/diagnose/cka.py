@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.values import only_tensor
-from fedkeel.diagnose.measured import Measured, mean
+from fedkeel.diagnose.measured import RoundDiagnostics, mean
 from fedkeel.diagnose.models import Model, shards
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.diagnose.updates import layers_of
@@ -103,7 +103,7 @@ def class_means(setup: TrainingSetup, model: Model, data: Dataset) -> Tensor:
     return (torch.zeros(data.classes, 0) if sums is None else sums) / counts[:, None]
 
 
-def measure_cka(round: ObservedRound) -> Measured:
+def measure_cka(round: ObservedRound) -> RoundDiagnostics:
     """Return the CKA of each local model with the global model after the round, by layer.
 
     The probe set are examples of the test set, the same ones in every round. Where they have
@@ -121,13 +121,13 @@ def measure_cka(round: ObservedRound) -> Measured:
         }
         numbers[name] = mean(np.array([*values.values()]))
         breakdowns[f"{name}.layer"] = values
-    measured = Measured(numbers, breakdowns)
+    measured = RoundDiagnostics(numbers, breakdowns)
     if setup.training.network.head and data.has_labels:
         measured |= _class_drift(round, data)
     return measured
 
 
-def _class_drift(round: ObservedRound, data: Dataset) -> Measured:
+def _class_drift(round: ObservedRound, data: Dataset) -> RoundDiagnostics:
     reference = class_means(round.setup, round.after, data)
     moved = [
         (class_means(round.setup, round.local_model(row), data) - reference).norm(dim=1)
@@ -135,4 +135,4 @@ def _class_drift(round: ObservedRound, data: Dataset) -> Measured:
     ]
     drift = torch.stack(moved).mean(dim=0) / reference.norm(dim=1)
     by_class = {str(label): value for label, value in enumerate(drift.tolist())}
-    return Measured({"class_drift": mean(drift)}, {"class_drift.class": by_class})
+    return RoundDiagnostics({"class_drift": mean(drift)}, {"class_drift.class": by_class})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.diagnose.measured import Measured, by_layer, mean
+from fedkeel.diagnose.measured import RoundDiagnostics, by_layer, mean
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.diagnose.updates import (
     conflict_share,
@@ -27,7 +27,7 @@ from fedkeel.method.server_round import raw_weights
 from fedkeel.tree import Tree
 
 
-def measure_drift(round: ObservedRound) -> Measured:
+def measure_drift(round: ObservedRound) -> RoundDiagnostics:
     """Return how far the local models move, from the received model, their mean and the new model.
 
     ``norm`` is the mean norm of the K updates, ``norm_of_mean`` that of their weighted mean,
@@ -51,10 +51,10 @@ def measure_drift(round: ObservedRound) -> Measured:
         "norm.layer": by_layer(round.updates, lambda part: mean(norms(gram(part)))),
         "diversity.layer": by_layer(round.updates, lambda part: gradient_diversity(gram(part), p)),
     }
-    return Measured(numbers, breakdowns)
+    return RoundDiagnostics(numbers, breakdowns)
 
 
-def measure_conflict(round: ObservedRound) -> Measured:
+def measure_conflict(round: ObservedRound) -> RoundDiagnostics:
     """Return the angles between the updates of a round.
 
     ``share`` is the share of pairs with a negative inner product, ``cosine`` the mean cosine of
@@ -73,14 +73,14 @@ def measure_conflict(round: ObservedRound) -> Measured:
         "share.layer": by_layer(round.updates, lambda part: conflict_share(gram(part))),
         "cosine.layer": by_layer(round.updates, _mean_cosine),
     }
-    return Measured(numbers, breakdowns)
+    return RoundDiagnostics(numbers, breakdowns)
 
 
 def _mean_cosine(part: Mapping[str, Tensor]) -> float:
     return mean(pairwise(cosines(gram(part))))
 
 
-def measure_participation(round: ObservedRound) -> Measured:
+def measure_participation(round: ObservedRound) -> RoundDiagnostics:
     """Return how far the mean update of the cohort is from that of all clients.
 
     The clients that did not take part are trained from the same message and their own state, and
@@ -91,7 +91,7 @@ def measure_participation(round: ObservedRound) -> Measured:
     Source: GC-Fed (the paper of `gcfed`), Figure 1(b).
     """
     of_cohort, of_all = _mean_of(round.updates, round.p), _mean_of_all(round)
-    return Measured(
+    return RoundDiagnostics(
         _compared(of_cohort, of_all),
         {"relative.layer": by_layer(of_all, lambda part: _compared(of_cohort, part)["relative"])},
     )

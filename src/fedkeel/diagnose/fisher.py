@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.data.values import Values, count_of, map_values, rows_of
-from fedkeel.diagnose.measured import Measured, mean
+from fedkeel.diagnose.measured import RoundDiagnostics, mean
 from fedkeel.diagnose.models import Model
 from fedkeel.diagnose.observed_round import ObservedRound, some
 from fedkeel.dispatch import grad
@@ -78,7 +78,7 @@ def previous_rows(round: ObservedRound) -> Ints:
     return np.concatenate([federation.client(client) for client in clients] or [np.zeros(0, int)])
 
 
-def measure_fisher(round: ObservedRound) -> Measured:
+def measure_fisher(round: ObservedRound) -> RoundDiagnostics:
     """Return the Fisher information of each client after one local step, and its correlations.
 
     It is taken in the examples of the clients of the ten rounds before, in the client's own
@@ -87,7 +87,7 @@ def measure_fisher(round: ObservedRound) -> Measured:
     setup, most = round.setup, round.settings.examples
     rows = previous_rows(round)
     if not len(rows):
-        return Measured()
+        return RoundDiagnostics()
     previous = some(setup.federation.data, rows, most, setup.seed)
     traces: dict[str, list[float]] = {}
     correlations: dict[str, dict[str, float]] = {}
@@ -105,7 +105,7 @@ def measure_fisher(round: ObservedRound) -> Measured:
     numbers = {f"trace_{name}": mean(np.array(values)) for name, values in traces.items()}
     for name, by_client in correlations.items():
         numbers[f"correlation_{name}"] = mean(np.array([*by_client.values()]))
-    return Measured(
+    return RoundDiagnostics(
         numbers, {f"correlation_{name}.client": values for name, values in correlations.items()}
     )
 

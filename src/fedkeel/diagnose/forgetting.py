@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkeel.diagnose.measured import Measured, mean
+from fedkeel.diagnose.measured import RoundDiagnostics, mean
 from fedkeel.diagnose.models import class_accuracies
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.method.context import Floats
@@ -45,7 +45,7 @@ def class_forgetting(accuracies: Floats) -> Floats:
     return below
 
 
-def measure_forgetting(round: ObservedRound) -> Measured:
+def measure_forgetting(round: ObservedRound) -> RoundDiagnostics:
     """Return the loss increase of FedReg, and where there are labels the lost accuracy of FedNTD.
 
     FedReg's needs a round before; FedNTD's compares with the diagnosed rounds before.
@@ -56,10 +56,10 @@ def measure_forgetting(round: ObservedRound) -> Measured:
     return measured
 
 
-def _fedreg(round: ObservedRound) -> Measured:
+def _fedreg(round: ObservedRound) -> RoundDiagnostics:
     previous = next((row.clients for row in reversed(round.rows) if row.clients), [])
     if not previous:
-        return Measured()
+        return RoundDiagnostics()
     losses = np.array([[scores["loss"] for scores in round.scores_on(i)] for i in previous])
     before, after = losses[:, 0], losses[:, 1:]
     increase = loss_increase(before, after)
@@ -68,25 +68,25 @@ def _fedreg(round: ObservedRound) -> Measured:
         "loss_after": mean(after),
         "increase": mean(increase),
     }
-    return Measured(
+    return RoundDiagnostics(
         numbers, {"increase.client": dict(zip(map(str, previous), increase.tolist(), strict=True))}
     )
 
 
-def _fedntd(round: ObservedRound) -> Measured:
+def _fedntd(round: ObservedRound) -> RoundDiagnostics:
     now = class_accuracies(round.setup, round.after, round.setup.test)
     labels, axis = [str(label) for label in range(len(now))], "accuracy.class"
     earlier = [row.breakdowns.get(f"forgetting.{axis}", {}) for row in round.rows]
     history = [[known[label] for label in labels] for known in earlier if known]
-    measured = Measured({}, {axis: dict(zip(labels, now.tolist(), strict=True))})
+    measured = RoundDiagnostics({}, {axis: dict(zip(labels, now.tolist(), strict=True))})
     if history:
         lost = class_forgetting(np.array([*history, now]))
         by_class = dict(zip(labels, lost.tolist(), strict=True))
-        measured |= Measured({"by_class": mean(lost)}, {"lost_accuracy.class": by_class})
+        measured |= RoundDiagnostics({"by_class": mean(lost)}, {"lost_accuracy.class": by_class})
     return measured
 
 
-def measure_global_forgetting(round: ObservedRound) -> Measured:
+def measure_global_forgetting(round: ObservedRound) -> RoundDiagnostics:
     r"""Return the mean loss on all clients' examples before and after local training.
 
     .. math::
@@ -102,4 +102,6 @@ def measure_global_forgetting(round: ObservedRound) -> Measured:
     sizes = setup.federation.sizes[clients]
     before = float((losses[:, 0] * sizes).sum() / sizes.sum())
     after = mean(losses[:, 1:].mean(axis=1))
-    return Measured({"loss_before": before, "loss_after": after, "increase": after - before})
+    return RoundDiagnostics(
+        {"loss_before": before, "loss_after": after, "increase": after - before}
+    )

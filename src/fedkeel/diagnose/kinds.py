@@ -12,7 +12,7 @@ from fedkeel.diagnose.drift import measure_conflict, measure_drift, measure_part
 from fedkeel.diagnose.fisher import LIKELIHOODS, measure_fisher
 from fedkeel.diagnose.forgetting import measure_forgetting, measure_global_forgetting
 from fedkeel.diagnose.landscape import measure_landscape, measure_sharpness
-from fedkeel.diagnose.measured import Measured
+from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.errors import ConfigError
@@ -56,7 +56,7 @@ class DiagnosticKind:
         trains: whether clients are trained again, or others than the cohort.
     """
 
-    measure: Callable[[ObservedRound], Measured]
+    measure: Callable[[ObservedRound], RoundDiagnostics]
     refuse: Refuse = lambda _: ""
     trains: bool = False
 

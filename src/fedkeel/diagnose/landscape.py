@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.data.dataset import Dataset
-from fedkeel.diagnose.measured import Measured, mean
+from fedkeel.diagnose.measured import RoundDiagnostics, mean
 from fedkeel.diagnose.models import Model, measure
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import TrainingSetup
@@ -51,7 +51,7 @@ def barrier(losses: Floats) -> float:
     return float((losses - straight).max())
 
 
-def measure_landscape(round: ObservedRound) -> Measured:
+def measure_landscape(round: ObservedRound) -> RoundDiagnostics:
     """Return loss and score on the probe set along lines between models.
 
     A ``global`` line goes from the global model after the round to a local model, a ``client`` line
@@ -60,7 +60,7 @@ def measure_landscape(round: ObservedRound) -> Measured:
     data = round.probe("test")
     models = [round.local_model(row) for row in range(len(round.clients))]
     lines = {"global": [(round.after, model) for model in models], "client": [*pairwise(models)]}
-    score, measured = round.setup.metrics.score.name, Measured()
+    score, measured = round.setup.metrics.score.name, RoundDiagnostics()
     for name, ends in lines.items():
         scores = [
             [measure(round.setup, between(a, b, p), data) for p in POSITIONS] for a, b in ends
@@ -73,7 +73,7 @@ def measure_landscape(round: ObservedRound) -> Measured:
             values = np.array([[s[score] for s in line] for line in scores])
             tables[f"{name}_score.position"] = values.mean(axis=0)
         labels = [f"{position:g}" for position in POSITIONS]
-        measured |= Measured(
+        measured |= RoundDiagnostics(
             {f"{name}_barrier": mean(np.array([barrier(line) for line in losses]))},
             {k: dict(zip(labels, v.tolist(), strict=True)) for k, v in tables.items()},
         )
@@ -132,7 +132,7 @@ def _power_iteration(product: Product, start: Tensor) -> tuple[float, int]:
     return value, MOST_STEPS
 
 
-def measure_sharpness(round: ObservedRound) -> Measured:
+def measure_sharpness(round: ObservedRound) -> RoundDiagnostics:
     """Return the largest eigenvalue of the Hessian of the mean loss at the global model.
 
     The examples are drawn from the training examples of all clients.
@@ -142,4 +142,4 @@ def measure_sharpness(round: ObservedRound) -> Measured:
     source = torch.Generator().manual_seed(torch_seed(setup.seed, "diagnose.sharpness"))
     start = torch.randn(len(zero), generator=source, dtype=torch.float64).to(zero)
     value, steps = largest_eigenvalue(product, start)
-    return Measured({"eigenvalue": value, "steps": float(steps)})
+    return RoundDiagnostics({"eigenvalue": value, "steps": float(steps)})

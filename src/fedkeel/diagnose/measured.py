@@ -14,7 +14,7 @@ from fedkeel.method.context import Floats
 
 
 @dataclass(frozen=True)
-class Measured:
+class RoundDiagnostics:
     """Diagnostics of a round.
 
     Args:
@@ -26,13 +26,13 @@ class Measured:
     numbers: dict[str, float] = field(default_factory=dict)
     breakdowns: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def __or__(self, other: Measured) -> Measured:
+    def __or__(self, other: RoundDiagnostics) -> RoundDiagnostics:
         """Return both together."""
-        return Measured(self.numbers | other.numbers, self.breakdowns | other.breakdowns)
+        return RoundDiagnostics(self.numbers | other.numbers, self.breakdowns | other.breakdowns)
 
-    def named(self, kind: str) -> Measured:
+    def named(self, kind: str) -> RoundDiagnostics:
         """Return the same with the kind before each name."""
-        return Measured(
+        return RoundDiagnostics(
             {f"{kind}.{name}": value for name, value in self.numbers.items()},
             {f"{kind}.{name}": value for name, value in self.breakdowns.items()},
         )

@@ -13,7 +13,7 @@ from fedkeel import tree
 from fedkeel.clock import Lap
 from fedkeel.diagnose.clients import ObservedClients
 from fedkeel.diagnose.kinds import DIAGNOSTICS
-from fedkeel.diagnose.measured import Measured
+from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.diagnose.models import Model
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import Engine, TrainedCohort
@@ -54,7 +54,7 @@ class Observer:
         result: RoundResult,
         rows: Sequence[RoundRecord],
         lap: Lap,
-    ) -> Measured:
+    ) -> RoundDiagnostics:
         """Return the diagnostics of a round, nothing where it is not due.
 
         It is called before the new state of the clients counts.
@@ -70,9 +70,9 @@ class Observer:
         round = result.server.round
         is_due = round % self._settings.every == 0 or round == self._rounds
         if not self._kinds or not is_due or not len(result.clients):
-            return Measured()
+            return RoundDiagnostics()
         lap("server")
-        measured = Measured()
+        measured = RoundDiagnostics()
         with (
             torch.no_grad(),
             use_numerics(self._setup.precision),

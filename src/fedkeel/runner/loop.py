@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel.clock import Clock, shares
-from fedkeel.diagnose.measured import Measured
+from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.diagnose.observer import Observer
 from fedkeel.engine.base import Engine, TrainedCohort
 from fedkeel.engine.evaluation import split_examples
@@ -203,7 +203,7 @@ class Run:
         message: Message,
         trained: TrainedCohort,
         result: RoundResult,
-        measured: Measured,
+        measured: RoundDiagnostics,
     ) -> None:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedkeel.data.cohort import Selection
-from fedkeel.diagnose.measured import Measured
+from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.engine.base import RemoteReport, TrainedCohort
 from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
@@ -25,7 +25,7 @@ def round_record(
     trained: TrainedCohort,
     result: RoundResult,
     bytes_up: Mapping[str, int] | None,
-    measured: Measured,
+    measured: RoundDiagnostics,
 ) -> RoundRecord:
     """Return the record of a round, without scores and seconds.
 
