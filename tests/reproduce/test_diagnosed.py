@@ -10,7 +10,7 @@ from fedkeel import config
 from fedkeel.config import build
 from fedkeel.reproduce.catalogue import load, names
 from fedkeel.reproduce.measure import metric_value
-from fedkeel.reproduce.table import Metric
+from fedkeel.reproduce.table import CellMetric
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 from reproduce.test_tables import stand_in
@@ -20,9 +20,9 @@ SLOW = ("fisher", "global_forgetting")
 
 
 @cache
-def diagnosed() -> dict[str, tuple[config.Experiment, list[Metric]]]:
+def diagnosed() -> dict[str, tuple[config.Experiment, list[CellMetric]]]:
     """A cell and its metrics for each kind of diagnostics, of the first table that has it."""
-    found: dict[str, tuple[config.Experiment, list[Metric]]] = {}
+    found: dict[str, tuple[config.Experiment, list[CellMetric]]] = {}
     for table in map(load, names()):
         for row, column in table.cells() if table.base else ():
             metric = table.metric_of(column)

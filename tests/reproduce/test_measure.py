@@ -6,7 +6,7 @@ import pytest
 
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.reproduce.measure import metric_value
-from fedkeel.reproduce.table import Metric
+from fedkeel.reproduce.table import CellMetric
 
 
 def curve(*accuracy: float | None, sent: int = 500_000) -> list[RoundRecord]:
@@ -44,7 +44,7 @@ CURVE = curve(0.1, 0.5, 0.7, 0.6, 0.65)
     ],
 )
 def test_numbers_of_a_curve(settings: dict, wanted: float | None) -> None:
-    found = metric_value(Metric(**settings), CURVE)
+    found = metric_value(CellMetric(**settings), CURVE)
     assert found is None if wanted is None else found == pytest.approx(wanted)
 
 
@@ -54,7 +54,7 @@ FEDREG = curve(0.10, 0.41, 0.72, 0.69, 0.79, 0.85)
 
 
 def r(share: float, rows: list[RoundRecord], kind: str = "rounds_to_share") -> float | None:
-    return metric_value(Metric(kind=kind, share=share, reference="SGD"), rows, SGD)
+    return metric_value(CellMetric(kind=kind, share=share, reference="SGD"), rows, SGD)
 
 
 def test_r_a_is_fedregs() -> None:
@@ -93,7 +93,7 @@ def test_what_is_diagnosed_is_a_mean_over_the_rounds_that_have_it() -> None:
     rows[3].breakdowns["conflict.share.layer"] = {"conv": 0.25, "fc": 0.75}
 
     def diagnosed(name: str) -> float | None:
-        return metric_value(Metric(kind="diagnosed", diagnostic=name), rows)
+        return metric_value(CellMetric(kind="diagnosed", diagnostic=name), rows)
 
     assert diagnosed("forgetting.increase") == 2.5
     assert diagnosed("conflict.share.layer/fc") == 0.75
@@ -103,5 +103,6 @@ def test_what_is_diagnosed_is_a_mean_over_the_rounds_that_have_it() -> None:
 
 def test_a_reference_that_never_ran_gives_nothing() -> None:
     assert (
-        metric_value(Metric(kind="rounds_to_share", share=0.5, reference="SGD"), SGD, None) is None
+        metric_value(CellMetric(kind="rounds_to_share", share=0.5, reference="SGD"), SGD, None)
+        is None
     )

@@ -10,7 +10,7 @@ from fedkeel.records.paired import paired_difference
 from fedkeel.records.statistics import SeedValues
 from fedkeel.reproduce.blocks import HEADS, line_cells
 from fedkeel.reproduce.outcome import TableLine, _has_same_sign, _measured_gain, _published_gain
-from fedkeel.reproduce.table import Metric, PaperColumn, Published, Row
+from fedkeel.reproduce.table import CellMetric, PaperColumn, Published, Row
 
 
 def published(value: float | str) -> Published:
@@ -45,7 +45,7 @@ ALL: SeedValues = {0: 60.0, 1: 61.0, 2: 60.5}
 BELOW: SeedValues = {0: 50.0, 1: 51.5, 2: 50.2}
 
 
-def of_three(metric: Metric, own: SeedValues, other: SeedValues) -> TableLine:
+def of_three(metric: CellMetric, own: SeedValues, other: SeedValues) -> TableLine:
     """A line of which three seeds were asked for."""
     return TableLine(
         row=Row(name="A", method="a", published={"c": 55.0}),
@@ -80,7 +80,7 @@ def of_three(metric: Metric, own: SeedValues, other: SeedValues) -> TableLine:
 def test_a_target_is_never_reached_by_the_seeds_that_were_run(
     values: SeedValues, told: str
 ) -> None:
-    line = of_three(Metric(kind="rounds_to", target=0.5), values, {})
+    line = of_three(CellMetric(kind="rounds_to", target=0.5), values, {})
     assert line_cells(line)[HEADS.index("measured")] == told
 
 
@@ -96,7 +96,7 @@ def test_a_target_is_never_reached_by_the_seeds_that_were_run(
 def test_a_sign_is_open_where_seeds_of_either_are_lost(
     own: SeedValues, other: SeedValues, told: str
 ) -> None:
-    line = of_three(Metric(), own, other)
+    line = of_three(CellMetric(), own, other)
     assert line.gain is not None
     assert line.gain.interval is not None
     assert line.gain.interval.excludes_zero

@@ -10,7 +10,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat
 from fedkeel.report.formatting import MISSING
 from fedkeel.reproduce.outcome import TableLine
-from fedkeel.reproduce.table import Metric, PaperColumn, Table
+from fedkeel.reproduce.table import CellMetric, PaperColumn, Table
 
 HEADS = (
     "method",
@@ -52,7 +52,7 @@ class TableBlock:
     cells: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, column: PaperColumn, metric: Metric, lines: Sequence[TableLine]) -> TableBlock:
+    def of(cls, column: PaperColumn, metric: CellMetric, lines: Sequence[TableLine]) -> TableBlock:
         """Return the block of a column."""
         title = f"{column.name}{' (ours)' if column.ours else ''}: {metric_text(metric)}"
         failed = [f"{line.row.name} failed: {why}" for line in lines for why in line.failures]
@@ -81,10 +81,10 @@ def table_blocks(table: Table, lines: Sequence[TableLine]) -> list[TableBlock]:
     ]
 
 
-def metric_text(metric: Metric) -> str:
+def metric_text(metric: CellMetric) -> str:
     """Return a metric as text.
 
-    >>> metric_text(Metric(kind="rounds_to", target=0.95))
+    >>> metric_text(CellMetric(kind="rounds_to", target=0.95))
     'rounds to 95 % accuracy'
     """
     if metric.attack is not None:

@@ -13,11 +13,11 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import mean_of_last
 from fedkeel.report.summary import bytes_sent, fluctuation, rounds_to, summarise
-from fedkeel.reproduce.table import Metric
+from fedkeel.reproduce.table import CellMetric
 
 
 def metric_value(
-    metric: Metric, rows: Sequence[RoundRecord], reference: Sequence[RoundRecord] | None = None
+    metric: CellMetric, rows: Sequence[RoundRecord], reference: Sequence[RoundRecord] | None = None
 ) -> float | None:
     """Return a table's number of one run.
 
@@ -65,7 +65,7 @@ def _diagnosed(diagnostic: str, rows: Sequence[RoundRecord]) -> float | None:
 
 
 def _until_target(
-    metric: Metric,
+    metric: CellMetric,
     score: MetricInfo,
     rows: Sequence[RoundRecord],
     reference: Sequence[RoundRecord] | None,

@@ -14,11 +14,11 @@ from fedkeel.records.run_record import RunRecord
 from fedkeel.records.statistics import SeedValues, Stat
 from fedkeel.reproduce.measure import audited_value, metric_value
 from fedkeel.reproduce.plan import CellKey, TableRun
-from fedkeel.reproduce.table import Metric, PaperColumn, Published, Row, Table
+from fedkeel.reproduce.table import CellMetric, PaperColumn, Published, Row, Table
 
-LAST = Metric(kind="last")
-BEST = Metric(kind="best")
-LAST_TEN = Metric(kind="last_mean")
+LAST = CellMetric(kind="last")
+BEST = CellMetric(kind="best")
+LAST_TEN = CellMetric(kind="last_mean")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TableLine:
 
     row: Row
     column: PaperColumn
-    metric: Metric
+    metric: CellMetric
     published: Published | None
     published_gain: float | None
     values: SeedValues
@@ -182,7 +182,7 @@ class _Results:
             self._read[name] = record, rows
         return self._read[name]
 
-    def values(self, row: str, column: PaperColumn, metric: Metric) -> SeedValues:
+    def values(self, row: str, column: PaperColumn, metric: CellMetric) -> SeedValues:
         """Return a number of each finished run by seed.
 
         A metric with a reference leaves out the seeds whose reference run is not finished.

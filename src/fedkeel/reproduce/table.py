@@ -23,7 +23,7 @@ Number = float | Literal["never", "failed"]
 """A published number; ``never``: the target was not reached; ``failed``: training failed."""
 
 
-class Metric(Settings):
+class CellMetric(Settings):
     """What the number of a cell is, computed from the rounds of one run.
 
     Args:
@@ -136,7 +136,7 @@ class PaperColumn(Settings):
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
     audit: dict[str, Any] = Field(default_factory=dict)
-    metric: Metric | None = None
+    metric: CellMetric | None = None
     baseline: str | None = None
     ours: bool = False
     missing: str = ""
@@ -243,7 +243,7 @@ class Table(Settings):
     columns: tuple[PaperColumn, ...] = ()
     rows: tuple[Row, ...] = ()
     baseline: str | None = None
-    metric: Metric = Metric()
+    metric: CellMetric = CellMetric()
     audit: dict[str, Any] = Field(default_factory=dict)
     seeds: int = Field(3, ge=1)
     published_seeds: int | None = Field(None, ge=1)
@@ -348,7 +348,7 @@ class Table(Settings):
         where = f"{self.id}, audit of {row.name!r} in column {column.id!r}"
         return config.build(config.Audit, values, where)
 
-    def metric_of(self, column: PaperColumn) -> Metric:
+    def metric_of(self, column: PaperColumn) -> CellMetric:
         """Return the metric of a column."""
         return column.metric or self.metric
 
