@@ -13,7 +13,7 @@ import fedkeel as fk
 import toys
 from fedkeel.diagnose import cka, landscape
 from fedkeel.diagnose.fisher import correlation, fisher_information
-from fedkeel.diagnose.models import Model, measure
+from fedkeel.diagnose.models import ModelState, measure
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.records.rows import RoundRecord
 from harness import ORACLES
@@ -27,10 +27,10 @@ def setup() -> TrainingSetup:
     return toys.prepared(dtype="float64").setup
 
 
-def model(setup: TrainingSetup, seed: int) -> Model:
+def model(setup: TrainingSetup, seed: int) -> ModelState:
     random = torch.Generator().manual_seed(seed)
     params = setup.training.network.params
-    return Model(
+    return ModelState(
         {k: torch.randn(v.shape, generator=random, dtype=v.dtype) for k, v in params.items()}, {}
     )
 
@@ -101,7 +101,7 @@ def test_fisher_information_of_softmax_regression() -> None:
     prepared = toys.prepared(model=lambda: nn.Linear(5, 3), dtype="float64")
     random = np.random.default_rng(4)
     weight, bias = random.normal(size=(3, 5)), random.normal(size=3)
-    one = Model({"weight": torch.from_numpy(weight), "bias": torch.from_numpy(bias)}, {})
+    one = ModelState({"weight": torch.from_numpy(weight), "bias": torch.from_numpy(bias)}, {})
     x, soft = data.x.double().numpy(), random.dirichlet(np.ones(3), size=30)
     p = np.exp(x @ weight.T + bias)
     p /= p.sum(axis=1, keepdims=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.values import only_tensor
 from fedkeel.diagnose.measured import RoundDiagnostics, mean
-from fedkeel.diagnose.models import Model, shards
+from fedkeel.diagnose.models import ModelState, shards
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.diagnose.updates import layers_of
 from fedkeel.engine.base import TrainingSetup
@@ -72,7 +72,7 @@ def cka(k: Tensor, other: Tensor, *, unbiased: bool = True) -> float:
     return hsic(k, other) / math.sqrt(squared_norm) if squared_norm > 0.0 else math.nan
 
 
-def layer_grams(setup: TrainingSetup, model: Model, data: Dataset) -> dict[str, Tensor]:
+def layer_grams(setup: TrainingSetup, model: ModelState, data: Dataset) -> dict[str, Tensor]:
     """Return the Gram matrix of what each layer with parameters returns, by its name."""
     network, layers = setup.training.network, [*layers_of(setup.training.network.params)]
     names = [name for name in layers if name != "model"]
@@ -85,7 +85,7 @@ def layer_grams(setup: TrainingSetup, model: Model, data: Dataset) -> dict[str, 
     return {name: matrix for name, matrix in grams.items() if len(matrix) == len(data)}
 
 
-def class_means(setup: TrainingSetup, model: Model, data: Dataset) -> Tensor:
+def class_means(setup: TrainingSetup, model: ModelState, data: Dataset) -> Tensor:
     """Return [Y, d] the mean features, the inputs of the head, of the examples of each class."""
     sums: Tensor | None = None
     for x, y in shards(setup, data):

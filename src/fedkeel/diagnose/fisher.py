@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.data.values import Values, count_of, map_values, rows_of
 from fedkeel.diagnose.measured import RoundDiagnostics, mean
-from fedkeel.diagnose.models import Model
+from fedkeel.diagnose.models import ModelState
 from fedkeel.diagnose.observed_round import ObservedRound, some
 from fedkeel.dispatch import grad
 from fedkeel.engine.base import TrainingSetup
@@ -30,7 +30,7 @@ _AT_ONCE = 50
 """Examples whose gradients are taken at once."""
 
 
-def fisher_information(setup: TrainingSetup, model: Model, x: Values, y: Values) -> Tensor:
+def fisher_information(setup: TrainingSetup, model: ModelState, x: Values, y: Values) -> Tensor:
     r"""Return [d] the mean of the squared gradients of each example's log-likelihood, in float64.
 
     .. math:: \frac{1}{|D|}\sum_{(x, y)} \left(\nabla_\theta\, y^T \log P_\theta(y \mid x)\right)^2
@@ -110,11 +110,11 @@ def measure_fisher(round: ObservedRound) -> RoundDiagnostics:
     )
 
 
-def _after_one_step(round: ObservedRound, client: int) -> Model:
+def _after_one_step(round: ObservedRound, client: int) -> ModelState:
     """Return the local model after one local step."""
     reply = round.observed.train(client, 1).reply
     buffers = reply.buffers or round.before.buffers
-    return Model(tree.add(round.message.params, reply.update), buffers)
+    return ModelState(tree.add(round.message.params, reply.update), buffers)
 
 
 def _pseudo_data(round: ObservedRound, client: int) -> dict[str, tuple[Values, Values]]:

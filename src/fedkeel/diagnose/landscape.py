@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.data.dataset import Dataset
 from fedkeel.diagnose.measured import RoundDiagnostics, mean
-from fedkeel.diagnose.models import Model, measure
+from fedkeel.diagnose.models import ModelState, measure
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.method.context import Floats
@@ -29,13 +29,13 @@ Product = Callable[[Tensor], Tensor]
 """v [d] -> H v."""
 
 
-def between(a: Model, b: Model, position: float) -> Model:
+def between(a: ModelState, b: ModelState, position: float) -> ModelState:
     """Return the model at a position between two; of a buffer of whole numbers that of `a`."""
     blended = {
         name: torch.lerp(t, b.buffers[name], position) if t.is_floating_point() else t
         for name, t in a.buffers.items()
     }
-    return Model(tree.blend(b.params, a.params, position), blended)
+    return ModelState(tree.blend(b.params, a.params, position), blended)
 
 
 def barrier(losses: Floats) -> float:
@@ -80,7 +80,9 @@ def measure_landscape(round: ObservedRound) -> RoundDiagnostics:
     return measured
 
 
-def hessian_product(setup: TrainingSetup, model: Model, data: Dataset) -> tuple[Product, Tensor]:
+def hessian_product(
+    setup: TrainingSetup, model: ModelState, data: Dataset
+) -> tuple[Product, Tensor]:
     """Return v -> H v for the Hessian of the mean loss on some examples, and a zero vector [d].
 
     The entries are those of all trained parameters in their order. The examples go through the

@@ -20,7 +20,7 @@ from fedkeel.tree import Tree
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelState:
     """A model.
 
     Args:
@@ -32,7 +32,7 @@ class Model:
     buffers: Tree
 
 
-def measure(setup: TrainingSetup, model: Model, data: Dataset) -> Scores:
+def measure(setup: TrainingSetup, model: ModelState, data: Dataset) -> Scores:
     """Return the metrics of the task, the loss among them, on some examples."""
     on_data = replace(setup, test=data)
     measured = evaluate(on_data, model.params, model.buffers, "test")
@@ -46,7 +46,7 @@ def shards(setup: TrainingSetup, data: Dataset) -> Iterator[tuple[Values, Values
         yield rows_of(data.x, piece), rows_of(data.y, piece)
 
 
-def class_accuracies(setup: TrainingSetup, model: Model, data: Dataset) -> Floats:
+def class_accuracies(setup: TrainingSetup, model: ModelState, data: Dataset) -> Floats:
     """Return [Y] the accuracy on the examples of each class; NaN for a class without any."""
     network, classes = setup.training.network, data.classes
     hits, counts = torch.zeros(classes), torch.zeros(classes)

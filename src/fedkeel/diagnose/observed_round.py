@@ -12,7 +12,7 @@ from fedkeel import tree
 from fedkeel.config import Diagnose
 from fedkeel.data.dataset import Dataset
 from fedkeel.diagnose.clients import ObservedClients
-from fedkeel.diagnose.models import Model, measure
+from fedkeel.diagnose.models import ModelState, measure
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.method.context import Floats, Ints, Message
 from fedkeel.records.rows import RoundRecord, Scores
@@ -41,7 +41,7 @@ class ObservedRound:
     setup: TrainingSetup
     settings: Diagnose
     message: Message
-    after: Model
+    after: ModelState
     clients: Ints
     weights: Floats
     processed: Ints
@@ -57,22 +57,22 @@ class ObservedRound:
         return torch.from_numpy(self.weights)
 
     @property
-    def before(self) -> Model:
+    def before(self) -> ModelState:
         """The model that the clients received."""
-        return Model(self.message.params, self.message.buffers or self._network_buffers)
+        return ModelState(self.message.params, self.message.buffers or self._network_buffers)
 
     @property
     def _network_buffers(self) -> Tree:
         return self.setup.training.network.buffers
 
-    def local_model(self, row: int) -> Model:
+    def local_model(self, row: int) -> ModelState:
         """Return the model of the client in a row after its local training."""
         update = {name: tensor[row] for name, tensor in self.updates.items()}
         buffers = {name: tensor[row] for name, tensor in self.buffers.items()}
-        return Model(tree.add(self.message.params, update), buffers or self._network_buffers)
+        return ModelState(tree.add(self.message.params, update), buffers or self._network_buffers)
 
     @property
-    def models(self) -> list[Model]:
+    def models(self) -> list[ModelState]:
         """The received model, then those of the K clients."""
         return [self.before, *map(self.local_model, range(len(self.clients)))]
 

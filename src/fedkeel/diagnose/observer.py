@@ -14,7 +14,7 @@ from fedkeel.clock import Lap
 from fedkeel.diagnose.clients import ObservedClients
 from fedkeel.diagnose.kinds import DIAGNOSTICS
 from fedkeel.diagnose.measured import RoundDiagnostics
-from fedkeel.diagnose.models import Model
+from fedkeel.diagnose.models import ModelState
 from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import Engine, TrainedCohort
 from fedkeel.engine.prepared import Prepared
@@ -111,7 +111,7 @@ class Observer:
             setup=self._setup,
             settings=self._settings,
             message=message,
-            after=Model(
+            after=ModelState(
                 self._there(server.params),
                 self._there(server.buffers) or self._setup.training.network.buffers,
             ),
