@@ -21,7 +21,7 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.export import export
 from fedkeel.flower.local.processes import FlowerProcesses, quoted
 from fedkeel.flower.node.configuration import make_node
-from fedkeel.flower.server.serve import OUTCOME, Outcome
+from fedkeel.flower.server.serve import OUTCOME, RunEnd
 from fedkeel.named_files import expanded
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
@@ -171,7 +171,7 @@ class _Follower:
         self.display.begin(self._name, rounds, 0, score)
         with interrupts(self.display.stopping) as stop:
             rows = self._wait(stop)
-        outcome = Outcome.read(self.federation.folder)
+        outcome = RunEnd.read(self.federation.folder)
         has_failed = outcome.status == "failed"
         self.display.end(self._name, outcome.what if has_failed else outcome.status)
         if has_failed:

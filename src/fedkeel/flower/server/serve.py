@@ -56,7 +56,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunEnd:
     """How a run ended.
 
     Args:
@@ -76,7 +76,7 @@ class Outcome:
         write_text(folder / OUTCOME, json.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, folder: Path) -> Outcome:
+    def read(cls, folder: Path) -> RunEnd:
         """Read it from a folder."""
         return cls(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
 
@@ -87,15 +87,15 @@ def serve_and_report(grid: Grid, experiment: Experiment, options: RunOptions) ->
     Raises:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
-    outcome = Outcome("failed", "The server's app ended.")
+    outcome = RunEnd("failed", "The server's app ended.")
     try:
-        outcome = Outcome(serve(grid, experiment, options).record.status)
+        outcome = RunEnd(serve(grid, experiment, options).record.status)
     except FedkeelError as error:
         got = None if error.got is None else str(error.got)
-        outcome = Outcome("failed", error.what, got, error.do)
+        outcome = RunEnd("failed", error.what, got, error.do)
         raise
     except Exception as error:
-        outcome = Outcome("failed", outcome.what, f"{type(error).__name__}: {error!s:.200}")
+        outcome = RunEnd("failed", outcome.what, f"{type(error).__name__}: {error!s:.200}")
         raise
     finally:
         folder = options.out / "flower"
