@@ -21,7 +21,7 @@ import fedkeel as fk
 from commands import call
 from fedkeel.errors import ModelError
 from fedkeel.predict import export
-from fedkeel.predict.preparation import Preparation
+from fedkeel.predict.preparation import InputPreparation
 from fedkeel.predict.trained_model import TrainedModel, load
 
 EXPERIMENT = """\
@@ -336,7 +336,7 @@ def test_a_program_takes_inputs_of_the_type_that_was_trained_on(tmp_path: Path) 
         torch.testing.assert_close(program(given), model.predict(x).scores)
     # a folder of before does not say
     data = replace(model.record.data, types={})
-    older = replace(model, preparation=Preparation.of(data, None, torch.float32))
+    older = replace(model, preparation=InputPreparation.of(data, None, torch.float32))
     with pytest.warns(UserWarning, match="does not say of what type its inputs were"):
         program = torch.export.load(older.export(tmp_path / "older.pt2")).module()
     torch.testing.assert_close(program(given), model.predict(x).scores)

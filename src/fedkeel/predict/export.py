@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedkeel.data.read.scaling import Scale, spread
 from fedkeel.errors import ModelError, counted
-from fedkeel.predict.preparation import Preparation
+from fedkeel.predict.preparation import InputPreparation
 from fedkeel.predict.trained_model import TrainedModel, metadata
 from fedkeel.records.files import write_bytes
 from fedkeel.task.outputs import tensors_in
@@ -104,7 +104,7 @@ def export(model: TrainedModel, path: Path) -> Path:
     return path
 
 
-def _with_preparation(module: nn.Module, preparation: Preparation) -> tuple[nn.Module, Tensor]:
+def _with_preparation(module: nn.Module, preparation: InputPreparation) -> tuple[nn.Module, Tensor]:
     """Return a module that standardises its inputs, and an example of these."""
     if isinstance(preparation.shape, dict):
         raise ModelError(
@@ -126,7 +126,7 @@ def _with_preparation(module: nn.Module, preparation: Preparation) -> tuple[nn.M
     return WithPreparation(module, preparation.scale, preparation.shape).eval(), example
 
 
-def _takes_whole_numbers(module: nn.Module, preparation: Preparation) -> bool:
+def _takes_whole_numbers(module: nn.Module, preparation: InputPreparation) -> bool:
     """Return whether the inputs that were trained on are whole numbers, such as tokens."""
     if preparation.whole:
         return preparation.whole[""]
@@ -142,7 +142,7 @@ def _takes_whole_numbers(module: nn.Module, preparation: Preparation) -> bool:
     return is_likely
 
 
-def _inputs_like(example: Tensor, preparation: Preparation, module: nn.Module) -> list[Tensor]:
+def _inputs_like(example: Tensor, preparation: InputPreparation, module: nn.Module) -> list[Tensor]:
     """Return inputs [3, ...] like those of the training, before they are standardised."""
     shape, random = (3, *example.shape[1:]), torch.Generator().manual_seed(0)
     if not example.is_floating_point():

@@ -28,7 +28,7 @@ from fedkeel.records import run_record
 from fedkeel.records.run_record import DataRecord
 
 Examples = Any
-"""What `Preparation.apply` takes."""
+"""What `InputPreparation.apply` takes."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class NewInputs:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class InputPreparation:
     """What was done to the inputs of a run before it trained on them.
 
     Args:
@@ -72,7 +72,7 @@ class Preparation:
     whole: Mapping[str, bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: DataRecord, settings: Data | None, dtype: torch.dtype) -> Preparation:
+    def of(cls, record: DataRecord, settings: Data | None, dtype: torch.dtype) -> InputPreparation:
         """Return the preparation of a run.
 
         Args:
@@ -106,7 +106,7 @@ class Preparation:
             {name: kind == "int64" for name, kind in record.types.items()},
         )
 
-    def of_client(self, client: str) -> Preparation:
+    def of_client(self, client: str) -> InputPreparation:
         """Return the preparation of one client's inputs."""
         if client not in self.client_scales:
             return self

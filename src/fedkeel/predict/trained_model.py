@@ -18,7 +18,7 @@ from fedkeel.data.values import count_of, rows_of
 from fedkeel.errors import ModelError, RunError
 from fedkeel.named_files import expanded, read_regular
 from fedkeel.predict.answers import Predictions, answer
-from fedkeel.predict.preparation import Preparation
+from fedkeel.predict.preparation import InputPreparation
 from fedkeel.records.client_models import client_file, has_single_model, no_single_model
 from fedkeel.records.files import is_as_written
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
@@ -49,7 +49,7 @@ class TrainedModel:
     """
 
     module: nn.Module
-    preparation: Preparation
+    preparation: InputPreparation
     record: RunRecord
     which: str
     folder: Path
@@ -179,7 +179,7 @@ def load(
         ) from None
     module.eval().requires_grad_(False)
     data = None if settings is None else settings.data
-    preparation = Preparation.of(record.data, data, dtype)
+    preparation = InputPreparation.of(record.data, data, dtype)
     if client is not None:
         preparation = preparation.of_client(client)
     return TrainedModel(module, preparation, record, which, folder.path, client)
