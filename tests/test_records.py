@@ -31,7 +31,7 @@ from fedkeel.records.run_record import (
     PartitionRecord,
     PartRecord,
     RunRecord,
-    Scale,
+    ScaleRecord,
     to_json,
 )
 
@@ -55,7 +55,9 @@ def record(**more: object) -> RunRecord:
         "target": None,
         "format": FORMAT,
         "model": ModelRecord("mlp", 10, 40, "fc2"),
-        "data": DataRecord(["digits"], train=9, classes=3, scale=Scale([0.5], [2.0]), shape=[4]),
+        "data": DataRecord(
+            ["digits"], train=9, classes=3, scale=ScaleRecord([0.5], [2.0]), shape=[4]
+        ),
         "partition": PartitionRecord("iid", 2, [4, 5], settings={"seed": 3, "alpha": 0.5}),
         "engine": EngineChoice("vectorized", 2, 4, reasons=["it is small"]),
         "environment": Environment("0.1.0", cores=2),

@@ -229,7 +229,7 @@ class InputPreparation:
         return tensor.to(self.dtype)
 
 
-def _scale(record: run_record.Scale) -> Scale:
+def _scale(record: run_record.ScaleRecord) -> Scale:
     """Return the scale of a record, which has a huge deviation for what never varied."""
     scale = Scale.of(tuple(record.mean), tuple(record.deviation))
     constant = scale.std == CONSTANT

@@ -75,7 +75,7 @@ class ModelRecord:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScaleRecord:
     """How inputs were standardised: (input - mean) / deviation.
 
     Args:
@@ -125,8 +125,8 @@ class DataRecord:
     label_names: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     schema: list[dict[str, Any]] = field(default_factory=list, metadata=_OPTIONAL)
-    scale: Scale | None = None
-    client_scales: dict[str, Scale] = field(default_factory=dict, metadata=_OPTIONAL)
+    scale: ScaleRecord | None = None
+    client_scales: dict[str, ScaleRecord] = field(default_factory=dict, metadata=_OPTIONAL)
     shape: list[Count] = field(default_factory=list)
     inputs: dict[str, list[Count]] = field(default_factory=dict, metadata=_OPTIONAL)
     types: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)

@@ -33,7 +33,7 @@ from fedkeel.records.run_record import (
     PartRecord,
     PrivacyRecord,
     RunRecord,
-    Scale,
+    ScaleRecord,
 )
 from fedkeel.records.score import TaskRecord
 from fedkeel.runner.attack import task_record
@@ -130,8 +130,8 @@ def _data_record(prepared: Prepared) -> DataRecord:
         label_names=list(data.label_names),
         columns=list(data.columns),
         schema=[] if data.schema is None else data.schema.record(),
-        scale=None if data.scale is None else Scale(*map(list, data.scale)),
-        client_scales={k: Scale(*map(list, pair)) for k, pair in data.client_scales.items()},
+        scale=None if data.scale is None else ScaleRecord(*map(list, data.scale)),
+        client_scales={k: ScaleRecord(*map(list, pair)) for k, pair in data.client_scales.items()},
         shape=list(data.shape) if isinstance(data.shape, tuple) else [],
         inputs={k: list(v) for k, v in data.shape.items()} if isinstance(data.shape, dict) else {},
         grouped_by=data.grouped_by,
