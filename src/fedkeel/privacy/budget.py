@@ -18,7 +18,7 @@ from fedkeel.privacy.kept_noise import kept_sigma
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ReleaseSchedule:
     """Which releases a run makes, if it makes all its rounds.
 
     Args:
@@ -180,7 +180,7 @@ class Budget:
             method names it.
     """
 
-    schedule: Schedule
+    schedule: ReleaseSchedule
     sigma: float
     is_calibrated: bool
     _accounts: dict[Release, Account] = field(default_factory=dict, compare=False, repr=False)
@@ -247,7 +247,7 @@ class Budget:
         return low
 
 
-def make_budget(schedule: Schedule, sigma: float | None) -> Budget:
+def make_budget(schedule: ReleaseSchedule, sigma: float | None) -> Budget:
     """Return the budget of a run, with the noise that keeps it.
 
     Args:
@@ -279,7 +279,7 @@ def make_budget(schedule: Schedule, sigma: float | None) -> Budget:
     return budget
 
 
-def _planned(schedule: Schedule) -> Sequence[tuple[Release, int]]:
+def _planned(schedule: ReleaseSchedule) -> Sequence[tuple[Release, int]]:
     """Return the releases of all planned rounds, with their number, of those that spend most."""
     if schedule.privacy.unit == "client":
         return [(schedule.of_clients, schedule.rounds)]
@@ -289,7 +289,7 @@ def _planned(schedule: Schedule) -> Sequence[tuple[Release, int]]:
     return worst
 
 
-def worst_releases(schedule: Schedule, trained: Ints) -> list[tuple[Release, int]]:
+def worst_releases(schedule: ReleaseSchedule, trained: Ints) -> list[tuple[Release, int]]:
     """Return releases and their number for the clients that may have spent most.
 
     Of two kinds of releases that are drawn alike, the one with fewer releases from a smaller share

@@ -13,7 +13,7 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.method.parts.dpsgd import DPSGD
-from fedkeel.privacy.budget import Budget, Schedule, make_budget
+from fedkeel.privacy.budget import Budget, ReleaseSchedule, make_budget
 from fedkeel.privacy.legality import check_client_level, check_example_level
 from fedkeel.records.baselines import BASELINES
 
@@ -51,7 +51,7 @@ def with_privacy(
     plan, provides = training.plan, frozenset(provides)
     part = _named_part(plan, privacy)
     how, sizes = federation.how["kind"], federation.sizes
-    schedule = Schedule(
+    schedule = ReleaseSchedule(
         privacy=privacy,
         cohort=settings.cohort,
         local=training.local,
