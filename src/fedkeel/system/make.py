@@ -6,14 +6,14 @@ from fedkeel import config
 from fedkeel.data.cohort import Select, select_by_seed
 from fedkeel.engine.prepared import Prepared
 from fedkeel.system.asynchronous import Asynchronous
-from fedkeel.system.schedule import Schedule, Synchronous, Timing, Untimed
+from fedkeel.system.schedule import ReplySchedule, Synchronous, Timing, Untimed
 from fedkeel.system.trainings import Trainings, VirtualTrainings
 from fedkeel.system.work import client_work
 
 
 def make_schedule(
     prepared: Prepared, trainings: Trainings | None = None, select: Select | None = None
-) -> Schedule:
+) -> ReplySchedule:
     """Return who replies to which step of a run's server, and when.
 
     Time is counted where the settings ask for it, and where the server does not wait: it then

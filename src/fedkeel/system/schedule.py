@@ -45,7 +45,7 @@ class Due:
     ages: Floats | None = None
 
 
-class Schedule(Protocol):
+class ReplySchedule(Protocol):
     """Says for one round after the other who replies."""
 
     def due(self, round: int) -> Due:
