@@ -29,7 +29,7 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSet:
     """A known set of images.
 
     Args:
@@ -106,8 +106,8 @@ def _mnist_files(*files: tuple[str, int]) -> tuple[Download, ...]:
 
 def _emnist(
     split: str, train: int, test: int, names: str, mean: float, std: float, first_label: int = 0
-) -> Source:
-    return Source(
+) -> ImageSet:
+    return ImageSet(
         name=f"emnist-{split}",
         layout="idx",
         train=train,
@@ -154,7 +154,7 @@ _MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"
 _ALL = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 _SOURCES = (
-    Source(
+    ImageSet(
         name="digits",
         layout="embedded",
         train=1_438,
@@ -166,7 +166,7 @@ _SOURCES = (
         citation="Alpaydin, Kaynak, Optical recognition of handwritten digits, UCI 1998",
         note="it comes with scikit-learn",
     ),
-    Source(
+    ImageSet(
         name="mnist",
         layout="idx",
         train=60_000,
@@ -190,7 +190,7 @@ _SOURCES = (
             ("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
         ),
     ),
-    Source(
+    ImageSet(
         name="fashion-mnist",
         layout="idx",
         train=60_000,
@@ -228,7 +228,7 @@ _SOURCES = (
     _emnist("byclass", 697_932, 116_323, _ALL, 0.1751, 0.3333),
     _emnist("bymerge", 697_932, 116_323, _MERGED, 0.1736, 0.3316),
     _emnist("mnist", 60_000, 10_000, string.digits, 0.1733, 0.3317),
-    Source(
+    ImageSet(
         name="usps",
         layout="libsvm",
         train=7_291,
@@ -245,7 +245,7 @@ _SOURCES = (
         ),
         first_label=1,
     ),
-    Source(
+    ImageSet(
         name="svhn",
         layout="svhn",
         train=73_257,
@@ -264,7 +264,7 @@ _SOURCES = (
             Download("test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3", 64_275_384),
         ),
     ),
-    Source(
+    ImageSet(
         name="cifar10",
         layout="cifar",
         train=50_000,
@@ -292,7 +292,7 @@ _SOURCES = (
         ),
         pickled_folder="cifar-10-batches-py",
     ),
-    Source(
+    ImageSet(
         name="cifar100",
         layout="cifar",
         train=50_000,
@@ -320,7 +320,7 @@ _SOURCES = (
         ),
         pickled_folder="cifar-100-python",
     ),
-    Source(
+    ImageSet(
         name="mnist-m",
         layout="mnist-m",
         train=59_001,
@@ -334,7 +334,7 @@ _SOURCES = (
         "http://yaroslav.ganin.net by hand",
     ),
     # Its own test images have no labels; its validation images are what papers test on.
-    Source(
+    ImageSet(
         name="tiny-imagenet",
         layout="tiny-imagenet",
         train=100_000,
@@ -356,7 +356,7 @@ _SOURCES = (
 SOURCES = {source.name: source for source in _SOURCES}
 
 
-def find(name: str) -> Source:
+def find(name: str) -> ImageSet:
     """Return what is known of a set.
 
     Raises:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Ints
 from fedkeel.data.read import formats, image_files
-from fedkeel.data.read.catalogue import SOURCES, Layout, Source, find
+from fedkeel.data.read.catalogue import SOURCES, ImageSet, Layout, find
 from fedkeel.data.read.formats import StoredFile
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.errors import DataError
@@ -59,7 +59,7 @@ class Located:
 
     Args:
         folder: the folder that has them.
-        files: the file for each entry of `Source.files`.
+        files: the file for each entry of `ImageSet.files`.
     """
 
     folder: Path
@@ -86,7 +86,7 @@ def search_folders(cache: Path | None = None) -> list[Path]:
     return [*([expanded(folder)] if folder else []), cache_folder(cache)]
 
 
-def locate(source: Source, cache: Path | None = None) -> Located | None:
+def locate(source: ImageSet, cache: Path | None = None) -> Located | None:
     """Look for the files of a known set; None where they are not all here."""
     for root in search_folders(cache):
         for name in source.folders:
@@ -100,7 +100,7 @@ def locate(source: Source, cache: Path | None = None) -> Located | None:
     return None
 
 
-def _is_of_another_set(source: Source, folder: Path) -> bool:
+def _is_of_another_set(source: ImageSet, folder: Path) -> bool:
     """Whether files in `folder` itself are of the other one of two sets with the same file names.
 
     The name of the folder decides.
@@ -111,7 +111,7 @@ def _is_of_another_set(source: Source, folder: Path) -> bool:
     return is_fashion != (source.name == "fashion-mnist")
 
 
-def _find_file(source: Source, folder: Path, file: str) -> StoredFile | None:
+def _find_file(source: ImageSet, folder: Path, file: str) -> StoredFile | None:
     """Return where one of a set's files is in a folder, None where it is not."""
     if source.layout == "mnist-m":
         listing = folder / f"{file}_labels.txt"
@@ -157,7 +157,7 @@ def read_known_set(
     return _raw(source, train), _raw(source, test)
 
 
-def _raw(source: Source, examples: _Examples) -> RawExamples:
+def _raw(source: ImageSet, examples: _Examples) -> RawExamples:
     x, y = examples
     y = y - source.first_label
     if len(y) and (y.min() < 0 or y.max() >= source.classes):
@@ -171,7 +171,7 @@ def _raw(source: Source, examples: _Examples) -> RawExamples:
     return RawExamples(torch.from_numpy(x), y, source.label_names)
 
 
-def _digits(source: Source, test_fraction: float) -> tuple[RawExamples, RawExamples]:
+def _digits(source: ImageSet, test_fraction: float) -> tuple[RawExamples, RawExamples]:
     rows = _digits_rows()
     x = torch.from_numpy((rows[:, :-1] / 16).astype(np.float32)).reshape(-1, *source.shape)
     examples = RawExamples(x, rows[:, -1].astype(np.int64), source.label_names)
@@ -195,23 +195,23 @@ def _digits_rows() -> NDArray[np.float64]:
     return np.column_stack([digits.data, digits.target])
 
 
-def _idx(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+def _idx(source: ImageSet, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     return (
         formats.read_idx_pair(files[0], files[1], source.transposed),
         formats.read_idx_pair(files[2], files[3], source.transposed),
     )
 
 
-def _libsvm(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+def _libsvm(source: ImageSet, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     train, test = (formats.read_libsvm(file, source.shape) for file in files)
     return train, test
 
 
-def _svhn(_: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+def _svhn(_: ImageSet, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     return formats.read_svhn(files[0]), formats.read_svhn(files[1])
 
 
-def _cifar(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+def _cifar(source: ImageSet, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     labels = 1 if source.classes == 10 else 2  # CIFAR-100 has a coarse and a fine label
     return (
         formats.read_records(files[:-1], source.shape, labels),
@@ -219,7 +219,7 @@ def _cifar(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Exa
     )
 
 
-def _mnist_m(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+def _mnist_m(source: ImageSet, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     train, test = (
         image_files.read_listed_images(file.path.parent / name, file.path)
         if file.path.suffix == ".txt"
@@ -229,11 +229,11 @@ def _mnist_m(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _E
     return train, test
 
 
-def _tiny_imagenet(_: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+def _tiny_imagenet(_: ImageSet, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     return image_files.read_tiny_imagenet(files[0].path, files[1].path)
 
 
-_READERS: dict[Layout, Callable[[Source, Sequence[StoredFile]], tuple[_Examples, _Examples]]] = {
+_READERS: dict[Layout, Callable[[ImageSet, Sequence[StoredFile]], tuple[_Examples, _Examples]]] = {
     "idx": _idx,
     "libsvm": _libsvm,
     "svhn": _svhn,
@@ -243,7 +243,7 @@ _READERS: dict[Layout, Callable[[Source, Sequence[StoredFile]], tuple[_Examples,
 }
 
 
-def _absent(source: Source, cache: Path | None) -> DataError:
+def _absent(source: ImageSet, cache: Path | None) -> DataError:
     """Return the error of a set that is not here: what was looked for, where, and the way out."""
     do = f"fedkeel data get {source.name}" if source.downloads else source.note
     do += "; or set FEDKEEL_DATA to a folder that has it"
