@@ -42,7 +42,7 @@ from fedkeel.study.compare import create_folder
 from fedkeel.study.doctor_data import histogram_of, measure_data
 from fedkeel.study.doctor_pilot import DIAGNOSED, Pilot, PilotResults
 from fedkeel.study.doctor_runs import ShortRuns, for_rounds, held_out, short_settings
-from fedkeel.study.doctor_trials import REFERENCE, Stage, Trials, stages
+from fedkeel.study.doctor_trials import REFERENCE, Trials, TrialStage, stages
 from fedkeel.study.watching import display_of, interruptible
 from fedkeel.task.task import Task
 
@@ -181,7 +181,7 @@ def _candidates(
 
 
 def _plan(
-    display: ProgressDisplay, pilot: Pilot, of_trials: list[Stage], first: Prepared, jobs: int
+    display: ProgressDisplay, pilot: Pilot, of_trials: list[TrialStage], first: Prepared, jobs: int
 ) -> None:
     """Say how much there is to do, and how long that takes by the arithmetic alone."""
     runs = pilot.count + sum(stage.runs for stage in of_trials)

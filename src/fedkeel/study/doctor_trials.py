@@ -36,7 +36,7 @@ FEWEST = 5
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrialStage:
     """One stage.
 
     Args:
@@ -50,7 +50,7 @@ class Stage:
     runs: int
 
 
-def stages(candidates: Sequence[Candidate], rounds: int) -> list[Stage]:
+def stages(candidates: Sequence[Candidate], rounds: int) -> list[TrialStage]:
     """Return the stages, at most this much work: points that are worse are not tried again.
 
     Args:
@@ -63,7 +63,9 @@ def stages(candidates: Sequence[Candidate], rounds: int) -> list[Stage]:
     lengths = [max(1, math.ceil(rounds / part)) for part in PARTS]
     is_extra = half < len(candidates)  # FedAvg, where it is not of the better half
     runs = [grid, POINTS * (half + is_extra)]
-    return [Stage(*stage) for stage in zip(lengths, (len(candidates), half), runs, strict=True)]
+    return [
+        TrialStage(*stage) for stage in zip(lengths, (len(candidates), half), runs, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
