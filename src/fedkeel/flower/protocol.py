@@ -145,7 +145,7 @@ class MessageSpecs:
 Finite = tuple[float, ...]
 
 
-class Sums(Settings):
+class ColumnSums(Settings):
     """Sums of a node's training inputs, for the scale that all nodes have in common.
 
     Args:
@@ -310,7 +310,7 @@ class NodeDescription(Header):
     name: str = Field(max_length=200)
     version: str = Field(max_length=100)
     agreement: Agreement
-    sums: Sums | None = None
+    sums: ColumnSums | None = None
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

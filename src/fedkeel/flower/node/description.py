@@ -11,7 +11,7 @@ from fedkeel.data.read.scaling import Moments
 from fedkeel.data.values import Values, only_tensor
 from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared
-from fedkeel.flower.protocol import Agreement, ClientDescription, Form, NodeDescription, Sums
+from fedkeel.flower.protocol import Agreement, ClientDescription, ColumnSums, Form, NodeDescription
 from fedkeel.version import __version__
 
 
@@ -53,7 +53,7 @@ def needs_scale(prepared: Prepared) -> bool:
     return prepared.setup.federation.how.get("normalize") == "standardize"
 
 
-def _sums(prepared: Prepared) -> Sums:
+def _sums(prepared: Prepared) -> ColumnSums:
     """Return the sums of the training inputs, by which the server finds the scale of all nodes."""
     federation = prepared.setup.federation
     x = only_tensor(federation.data.x, "standardising")
@@ -62,7 +62,7 @@ def _sums(prepared: Prepared) -> Sums:
     moments = Moments.of(x.movedim(-1, 1) if is_last else x)
     if federation.data.schema is not None:
         moments = moments.without(federation.data.schema.is_binary)
-    return Sums.of(moments)
+    return ColumnSums.of(moments)
 
 
 def _forms(values: Values) -> dict[str, Form]:
