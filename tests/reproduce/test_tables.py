@@ -25,7 +25,7 @@ from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.grammar import parse
 from fedkeel.reproduce.catalogue import load, names, read
 from fedkeel.reproduce.estimate import data_size, has_known_size
-from fedkeel.reproduce.table import Table, merge_settings
+from fedkeel.reproduce.table import PaperTable, merge_settings
 from fedkeel.runner.prepare import prepare, task
 from fedkeel.task.models import make
 from reproduce.tiny import TINY, tiny
@@ -42,11 +42,11 @@ SMALL = 3_000_000
 
 
 @pytest.fixture(params=names())
-def table(request: pytest.FixtureRequest) -> Table:
+def table(request: pytest.FixtureRequest) -> PaperTable:
     return table_of(request.param)
 
 
-def experiments(table: Table) -> Iterator[config.Experiment]:
+def experiments(table: PaperTable) -> Iterator[config.Experiment]:
     """The experiments of a table, each once."""
     seen = set()
     if not table.base:
@@ -67,7 +67,7 @@ def test_all_five_papers_are_there() -> None:
     assert names().index("gradma-table1") < names().index("gradma-table2")
 
 
-def test_it_says_what_it_is(table: Table) -> None:
+def test_it_says_what_it_is(table: PaperTable) -> None:
     kind = table.id.partition("-")[0]
     assert table.paper in entries() if kind in PAPERS else (kind, table.paper) == (OWN, "")
     for text in (table.title, table.shows, table.source):
@@ -78,7 +78,7 @@ def test_it_says_what_it_is(table: Table) -> None:
     assert not table.is_runnable or table.quick is not None
 
 
-def test_published_numbers_are_plausible(table: Table) -> None:
+def test_published_numbers_are_plausible(table: PaperTable) -> None:
     for row in table.rows:
         for column in table.columns:
             given = row.published.get(column.id)
@@ -92,7 +92,7 @@ def test_published_numbers_are_plausible(table: Table) -> None:
             assert given.spread is None or given.spread <= max(20.0, abs(given.value))
 
 
-def test_a_share_written_as_percent_would_be_found(table: Table) -> None:
+def test_a_share_written_as_percent_would_be_found(table: PaperTable) -> None:
     """Accuracies are in percent: a column of shares would lie between 0 and 1 altogether."""
     for column in table.columns:
         if table.metric_of(column).unit != "%" or not table.base:
@@ -102,14 +102,14 @@ def test_a_share_written_as_percent_would_be_found(table: Table) -> None:
         assert not numbers or max(numbers) > 1.0, column.id
 
 
-def test_every_method_composes_and_every_set_is_known(table: Table) -> None:
+def test_every_method_composes_and_every_set_is_known(table: PaperTable) -> None:
     for one in experiments(table):
         assert parse(one.method, weights=one.weights).expression
         assert has_known_size(one), one.data.sources
         assert set(one.data.sources) <= set(table.data)
 
 
-def test_the_smaller_version_is_smaller(table: Table) -> None:
+def test_the_smaller_version_is_smaller(table: PaperTable) -> None:
     if not table.is_runnable:
         assert table.quick is None or table.base
         return
@@ -152,7 +152,7 @@ SLOW_TABLES = ("beyond-digits", "gcfed-table5", "gcfed-table6")
     [pytest.param(t, marks=pytest.mark.slow) if t in SLOW_TABLES else t for t in names()],
     indirect=True,
 )
-def test_the_data_can_be_divided(table: Table) -> None:
+def test_the_data_can_be_divided(table: PaperTable) -> None:
     """With as many examples, and labels as evenly spread, as the real set nearly has."""
     seen = set()
     for one in experiments(table):

@@ -10,7 +10,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat
 from fedkeel.report.formatting import MISSING
 from fedkeel.reproduce.outcome import TableLine
-from fedkeel.reproduce.table import CellMetric, PaperColumn, Table
+from fedkeel.reproduce.table import CellMetric, PaperColumn, PaperTable
 
 HEADS = (
     "method",
@@ -68,7 +68,7 @@ class TableBlock:
         return cls(column, title, notes, tuple(lines), heads, cells)
 
 
-def table_blocks(table: Table, lines: Sequence[TableLine]) -> list[TableBlock]:
+def table_blocks(table: PaperTable, lines: Sequence[TableLine]) -> list[TableBlock]:
     """Return a block for each column that has lines."""
     by_column = [
         (column, [line for line in lines if line.column.id == column.id])

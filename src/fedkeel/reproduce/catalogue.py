@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedkeel.config import build
 from fedkeel.errors import ConfigError, did_you_mean
-from fedkeel.reproduce.table import Table
+from fedkeel.reproduce.table import PaperTable
 
 
 def names() -> list[str]:
@@ -26,7 +26,7 @@ def _order(name: str) -> tuple[str, str, int, str]:
     return paper, kind, int(number or 0), rest
 
 
-def load(name: str) -> Table:
+def load(name: str) -> PaperTable:
     """Read a table.
 
     Args:
@@ -49,7 +49,7 @@ def load(name: str) -> Table:
     return table
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> PaperTable:
     """Read a table from a file.
 
     Raises:
@@ -63,4 +63,4 @@ def read(path: Path) -> Table:
         raise ConfigError(f"{path} cannot be read.", got=error) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML.", got=error) from None
-    return build(Table, values, path.name)
+    return build(PaperTable, values, path.name)

@@ -31,7 +31,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.plan import CellKey, TableRun
-from fedkeel.reproduce.table import Table
+from fedkeel.reproduce.table import PaperTable
 from fedkeel.runner.prepare import prepare, task
 from fedkeel.runner.start import start
 
@@ -251,7 +251,7 @@ def estimate(runs: Sequence[TableRun], speeds: SpeedStore) -> TimeEstimate:
 
 
 def experiments_to_measure(
-    tables: Sequence[tuple[Table, Sequence[TableRun]]], speeds: SpeedStore
+    tables: Sequence[tuple[PaperTable, Sequence[TableRun]]], speeds: SpeedStore
 ) -> list[config.Experiment]:
     """Return an experiment for each speed that is not measured.
 

@@ -15,7 +15,7 @@ from fedkeel.reproduce.estimate import (
     measure_speeds,
 )
 from fedkeel.reproduce.plan import TableProgress, TableRequest, TableRun, table_runs
-from fedkeel.reproduce.table import Table
+from fedkeel.reproduce.table import PaperTable
 from fedkeel.reproduce.tuning import read_tuned_settings
 
 
@@ -90,7 +90,7 @@ def list_tables(
         show: shows a line about what is going on.
     """
     request = replace(request, columns=())
-    tables: list[tuple[Table, list[TableRun]]] = []
+    tables: list[tuple[PaperTable, list[TableRun]]] = []
     for table in map(load, names()):
         lacks_version = request.quick and table.quick is None
         tables.append((table, [] if lacks_version else table_runs(table, request)))
@@ -103,7 +103,11 @@ def list_tables(
 
 
 def _listed(
-    table: Table, runs: Sequence[TableRun], request: TableRequest, jobs: int, speeds: SpeedStore
+    table: PaperTable,
+    runs: Sequence[TableRun],
+    request: TableRequest,
+    jobs: int,
+    speeds: SpeedStore,
 ) -> ListedTable:
     progress, time = TableProgress.of(runs), estimate(runs, speeds)
     tuned = TableProgress.of(_tuned_runs(table, request))
@@ -128,7 +132,7 @@ def _listed(
     )
 
 
-def _tuned_runs(table: Table, request: TableRequest) -> list[TableRun]:
+def _tuned_runs(table: PaperTable, request: TableRequest) -> list[TableRun]:
     """Return the runs with searched hyper-parameters; none before a search."""
     request = replace(request, tuned=True)
     settings = read_tuned_settings(request.folder(table)) if table.tune else {}

@@ -14,7 +14,7 @@ from fedkeel.records.run_record import RunRecord
 from fedkeel.records.statistics import SeedValues, Stat
 from fedkeel.reproduce.measure import audited_value, metric_value
 from fedkeel.reproduce.plan import CellKey, TableRun
-from fedkeel.reproduce.table import CellMetric, PaperColumn, Published, Row, Table
+from fedkeel.reproduce.table import CellMetric, PaperColumn, PaperTable, Published, Row
 
 LAST = CellMetric(kind="last")
 BEST = CellMetric(kind="best")
@@ -96,7 +96,7 @@ class TableLine:
             return f"needs {', '.join(self.absent)}"
         return f"{len(self.values)} of {self.wanted} seeds" if self.values else "not run"
 
-    def to_json(self, table: Table, quick: bool) -> dict[str, object]:
+    def to_json(self, table: PaperTable, quick: bool) -> dict[str, object]:
         """Return plain values; accuracies and differences are in percent."""
         stat, gain = self.stat, self.gain
         interval = gain.interval if gain else None
@@ -139,7 +139,7 @@ def _mean(values: SeedValues) -> float | None:
 
 
 def table_lines(
-    table: Table, runs: Sequence[TableRun], failures: Mapping[str, str] | None = None
+    table: PaperTable, runs: Sequence[TableRun], failures: Mapping[str, str] | None = None
 ) -> list[TableLine]:
     """Return a table's lines, column by column; without runs they have published numbers alone.
 
@@ -201,7 +201,7 @@ class _Results:
 
 
 def _line(
-    table: Table, results: _Results, row: Row, column: PaperColumn, failures: Mapping[str, str]
+    table: PaperTable, results: _Results, row: Row, column: PaperColumn, failures: Mapping[str, str]
 ) -> TableLine:
     metric = table.metric_of(column)
     baseline = row.baseline or column.baseline or table.baseline

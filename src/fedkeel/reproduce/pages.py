@@ -15,7 +15,7 @@ from fedkeel.report.page import read_css, write_report
 from fedkeel.reproduce.blocks import TableBlock, table_blocks
 from fedkeel.reproduce.outcome import TableLine
 from fedkeel.reproduce.plan import TableRequest, TableRun
-from fedkeel.reproduce.table import Table
+from fedkeel.reproduce.table import PaperTable
 from fedkeel.reproduce.tuning import search_text
 
 READING = "## Reading"
@@ -29,7 +29,7 @@ FOOT = (
 )
 
 
-def line_prefix(table: Table, request: TableRequest) -> str:
+def line_prefix(table: PaperTable, request: TableRequest) -> str:
     """Return the text before every line of a smaller version."""
     return "quick: " if request.is_quick(table) else ""
 
@@ -38,7 +38,7 @@ def line_prefix(table: Table, request: TableRequest) -> str:
 class TablePage:
     """A table with its lines, which can be written in several forms."""
 
-    table: Table
+    table: PaperTable
     lines: Sequence[TableLine]
     request: TableRequest
 

@@ -16,7 +16,7 @@ from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.named_files import expanded
 from fedkeel.records.folder import RunFolder
-from fedkeel.reproduce.table import PaperColumn, Row, Table, merge_settings
+from fedkeel.reproduce.table import PaperColumn, PaperTable, Row, merge_settings
 from fedkeel.source_digest import file_digest
 from fedkeel.study.compare import file_name
 from fedkeel.version import __version__
@@ -53,15 +53,15 @@ class TableRequest:
     tuned: bool = False
     tuned_settings: TunedSettings | None = None
 
-    def folder(self, table: Table) -> Path:
+    def folder(self, table: PaperTable) -> Path:
         """Return the folder of a table's pages and of its search result."""
         return self.out / f"{table.id}{'-tuned' * self.tuned}{'-quick' * self.quick}"
 
-    def is_quick(self, table: Table) -> bool:
+    def is_quick(self, table: PaperTable) -> bool:
         """Return whether a smaller version of this table is wanted."""
         return self.quick and table.quick is not None
 
-    def seed_count(self, table: Table) -> int:
+    def seed_count(self, table: PaperTable) -> int:
         """Return the number of seeds."""
         if self.seeds is not None:
             return self.seeds
@@ -111,7 +111,7 @@ class TableRun:
         return run_status(self.folder) == "finished"
 
 
-def table_runs(table: Table, request: TableRequest) -> list[TableRun]:
+def table_runs(table: PaperTable, request: TableRequest) -> list[TableRun]:
     """Return the runs of a table, seed by seed, in each seed column by column.
 
     Raises:
@@ -128,7 +128,7 @@ def table_runs(table: Table, request: TableRequest) -> list[TableRun]:
     return list(_runs(table, request)) if table.is_runnable else []
 
 
-def _runs(table: Table, request: TableRequest) -> Iterator[TableRun]:
+def _runs(table: PaperTable, request: TableRequest) -> Iterator[TableRun]:
     absent: dict[tuple[str, ...], tuple[str, ...]] = {}
     first_seed = int(table.base.get("seed", 0))
     for seed in range(first_seed, first_seed + request.seed_count(table)):
@@ -149,7 +149,7 @@ def _runs(table: Table, request: TableRequest) -> Iterator[TableRun]:
             yield TableRun(row, column, seed, experiment, folder, absent[sources], audit)
 
 
-def _cells(table: Table, request: TableRequest) -> list[tuple[Row, PaperColumn]]:
+def _cells(table: PaperTable, request: TableRequest) -> list[tuple[Row, PaperColumn]]:
     """Return the wanted cells; named columns replace those of the smaller version, rows stay."""
     quick_rows = table.quick.rows if request.quick and table.quick else ()
     return [
@@ -260,7 +260,7 @@ class TableProgress:
             absent=tuple(dict.fromkeys(name for run in unique.values() for name in run.absent)),
         )
 
-    def text(self, table: Table) -> str:
+    def text(self, table: PaperTable) -> str:
         """Return the progress of a table as text."""
         if table.missing:
             return "cannot be run"

@@ -207,7 +207,7 @@ class Quick(Settings):
     rows: tuple[str, ...] = ()
 
 
-class Table(Settings):
+class PaperTable(Settings):
     """A table or figure.
 
     Args:

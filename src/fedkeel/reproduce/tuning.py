@@ -16,7 +16,7 @@ from fedkeel.errors import ConfigError, RunError, TrainingError, counted
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.reproduce.plan import CellKey, TableRequest, TableRun, digest, table_runs
-from fedkeel.reproduce.table import Table
+from fedkeel.reproduce.table import PaperTable
 from fedkeel.runner.prepare import gather
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.tune import tune
@@ -41,7 +41,9 @@ class TableSearch:
     complete: bool
 
 
-def search(table: Table, request: TableRequest, jobs: int, display: ProgressDisplay) -> TableSearch:
+def search(
+    table: PaperTable, request: TableRequest, jobs: int, display: ProgressDisplay
+) -> TableSearch:
     """Search for each method in each setting, or read what was found before.
 
     Methods with different settings in the table are searched separately, each with the whole
