@@ -88,19 +88,21 @@ class NodeKeys(Settings):
         return json.dumps([*facts, self.node, self.cipher, self.mask, self.clients]).encode()
 
 
-class Text(Settings):
+class NodeBytes(Settings):
     """Bytes from a node, or for one, or about one."""
 
     node: Node
     data: Hex
 
 
-Texts = tuple[Text, ...]
+Texts = tuple[NodeBytes, ...]
 
 
 def texts(by_node: Mapping[int, bytes]) -> Texts:
     """Return what is sent of bytes by node."""
-    return tuple(Text(node=str(node), data=data.hex()) for node, data in sorted(by_node.items()))
+    return tuple(
+        NodeBytes(node=str(node), data=data.hex()) for node, data in sorted(by_node.items())
+    )
 
 
 def by_node(items: Texts) -> dict[int, bytes]:
