@@ -33,7 +33,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Trial:
+class BestTrial:
     """The best trial of a method.
 
     Args:
@@ -65,7 +65,7 @@ class Advice:
 
     method: str
     reason: str
-    trial: Trial | None = None
+    trial: BestTrial | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class DoctorRecord:
     advised: tuple[Advice, ...] = ()
     not_advised: tuple[Advice, ...] = ()
     excluded: tuple[Advice, ...] = ()
-    reference: Trial | None = None
+    reference: BestTrial | None = None
     pilot: tuple[PilotRun, ...] = ()
     client_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()

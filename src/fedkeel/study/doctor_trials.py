@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
 from fedkeel.diagnose.doctor_candidates import Candidate, search_space
-from fedkeel.records.doctor import Trial
+from fedkeel.records.doctor import BestTrial
 from fedkeel.records.score import MetricInfo
 from fedkeel.study.doctor_runs import ShortRun, ShortRuns, final_score, for_rounds
 from fedkeel.study.samplers import GridSampler
@@ -101,7 +101,7 @@ class Trials:
             c.method: search_axes(c.method, search_space([c], lr, Space())) for c in candidates
         }
 
-    def make(self, runs: ShortRuns) -> tuple[Trial, ...]:
+    def make(self, runs: ShortRuns) -> tuple[BestTrial, ...]:
         """Return the best trial of each method, the best method first.
 
         A method that went on to the second stage is before one that did not.
@@ -112,7 +112,7 @@ class Trials:
         points: dict[str, list[Point]] = {
             method: GridSampler(axes, None, 0).ask() for method, axes in self._axes.items()
         }
-        trials: dict[str, Trial] = {}
+        trials: dict[str, BestTrial] = {}
         for number, stage in enumerate(self._stages):
             tried = self._try(runs, points, stage.rounds)
             of_stage = {
@@ -146,7 +146,7 @@ class Trials:
             tried.setdefault(method, []).append(_Tried(point, final_score(rows, self._score)))
         return tried
 
-    def _best(self, trials: Mapping[str, Trial], count: int) -> list[str]:
+    def _best(self, trials: Mapping[str, BestTrial], count: int) -> list[str]:
         """Return the best methods, and FedAvg."""
         ranked = sorted(trials, key=lambda method: -self._score.rank(trials[method].score))
         return list(dict.fromkeys([*ranked[:count], *(m for m in trials if m == REFERENCE)]))
@@ -155,8 +155,8 @@ class Trials:
         ranked = sorted(tried, key=lambda trial: -self._score.rank(trial.score))
         return [trial.point for trial in ranked[:POINTS]]
 
-    def _trial(self, method: str, tried: Sequence[_Tried], rounds: int) -> Trial:
+    def _trial(self, method: str, tried: Sequence[_Tried], rounds: int) -> BestTrial:
         """Return the best of what was tried, the first of equals."""
         best = max(tried, key=lambda trial: self._score.rank(trial.score))
         settings = settings_at(best.point, self._axes[method], method, self._settings)
-        return Trial(method, settings.method, settings.local.lr, best.score, rounds, len(tried))
+        return BestTrial(method, settings.method, settings.local.lr, best.score, rounds, len(tried))
