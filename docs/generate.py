@@ -46,7 +46,7 @@ from fedkeel.method.legality import (
     TASK_KINDS,
     TWICE,
     WEIGHTS,
-    Verdict,
+    PairVerdict,
     check_optimiser,
     task_kinds,
     verdict,
@@ -458,11 +458,11 @@ def _remedy_beside_adam(name: str) -> str:
     return ""
 
 
-def _used(found: dict[tuple[str, str], Verdict], code: str) -> bool:
+def _used(found: dict[tuple[str, str], PairVerdict], code: str) -> bool:
     return any(one.code == code for one in found.values())
 
 
-def _listed(names: list[str], found: dict[tuple[str, str], Verdict], code: str) -> list[str]:
+def _listed(names: list[str], found: dict[tuple[str, str], PairVerdict], code: str) -> list[str]:
     """Return the pairs of a code, each pair once; what breaks what is said for each."""
     out = []
     for i, a in enumerate(names, start=1):

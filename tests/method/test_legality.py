@@ -18,7 +18,7 @@ from fedkeel.method.legality import (
     SLOT_CODES,
     TWICE,
     WEIGHTS,
-    Verdict,
+    PairVerdict,
     all_pairs,
     verdict,
 )
@@ -47,7 +47,7 @@ def test_every_legal_pair_composes_of_all_its_parts() -> None:
         if found.legal:
             plan = parse(f"{one}+{other}")
             assert plan.parts == (*parse(one).parts, *parse(other).parts)
-            assert found == Verdict(LEGAL)
+            assert found == PairVerdict(LEGAL)
             assert found.reason == ""
 
 

@@ -67,7 +67,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PairVerdict:
     """Whether two methods can be combined.
 
     Args:
@@ -92,7 +92,7 @@ class Verdict:
         return f"{what} {self.error.do[0].upper()}{self.error.do[1:]}." if self.error.do else what
 
 
-def verdict(one: str, other: str) -> Verdict:
+def verdict(one: str, other: str) -> PairVerdict:
     """Return whether ``one+other`` can be composed, and if not, why.
 
     >>> verdict("fedprox", "gcfed").legal
@@ -103,10 +103,10 @@ def verdict(one: str, other: str) -> Verdict:
     expression = f"{one}+{other}"
     error = _refusal(expression)
     if error is None:
-        return Verdict(LEGAL)
+        return PairVerdict(LEGAL)
     if _refusal(expression, weighed=True) is None:
-        return Verdict(WEIGHTS, error)
-    return Verdict(_code(parse(one).parts, parse(other).parts), error)
+        return PairVerdict(WEIGHTS, error)
+    return PairVerdict(_code(parse(one).parts, parse(other).parts), error)
 
 
 def check_optimiser(plan: Plan, local: Local) -> None:
