@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.engine.base import Engine, ServerModel
+from fedkeel.engine.base import ServerModel, TrainingEngine
 from fedkeel.engine.compiler import cache
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.forking import StartMethod
@@ -71,7 +71,7 @@ def test_no_client_and_no_pass_has_a_base_of_its_own(
         return result
 
     monkeypatch.setattr(cache, "_compile", keep)
-    engine: Engine = Sequential(ready.setup, ready.spec, 8)
+    engine: TrainingEngine = Sequential(ready.setup, ready.spec, 8)
     if kind == "vectorized":
         trainer = VectorizedTrainer(ready.setup, 8)
         engine = SingleProcess(ready.setup, ready.spec, 8, trainer)

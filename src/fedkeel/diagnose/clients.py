@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from fedkeel.engine.base import ClientJob, Engine, TrainingSetup
+from fedkeel.engine.base import ClientJob, TrainingEngine, TrainingSetup
 from fedkeel.engine.client_inputs import client_info, take_examples
 from fedkeel.engine.local import LocalResult, train_client
 from fedkeel.method.context import ByPart, Message
@@ -28,7 +28,7 @@ class ObservedClients:
     """
 
     setup: TrainingSetup
-    engine: Engine
+    engine: TrainingEngine
     message: Message
     device: torch.device
 

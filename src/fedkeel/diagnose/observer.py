@@ -16,7 +16,7 @@ from fedkeel.diagnose.kinds import DIAGNOSTICS
 from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.diagnose.models import ModelState
 from fedkeel.diagnose.observed_round import ObservedRound
-from fedkeel.engine.base import Engine, TrainedCohort
+from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.checks import explain_errors
@@ -48,7 +48,7 @@ class Observer:
 
     def observe(
         self,
-        engine: Engine,
+        engine: TrainingEngine,
         message: Message,
         trained: TrainedCohort,
         result: RoundResult,
@@ -88,7 +88,7 @@ class Observer:
 
     def _seen(
         self,
-        engine: Engine,
+        engine: TrainingEngine,
         message: Message,
         trained: TrainedCohort,
         result: RoundResult,

@@ -192,7 +192,7 @@ class PersonalScores:
     per_client: list[Scores]
 
 
-class Engine(Protocol):
+class TrainingEngine(Protocol):
     """Runs the clients of a round, and evaluations."""
 
     @property

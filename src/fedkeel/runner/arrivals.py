@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.engine.base import Engine, ReportProgress, TrainedCohort
+from fedkeel.engine.base import ReportProgress, TrainedCohort, TrainingEngine
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.errors import RunError
@@ -54,7 +54,12 @@ class Arrivals:
         return self._schedule.due(message.round)
 
     def train(
-        self, engine: Engine, server: Server, message: Message, due: Due, tick: ReportProgress
+        self,
+        engine: TrainingEngine,
+        server: Server,
+        message: Message,
+        due: Due,
+        tick: ReportProgress,
     ) -> TrainedCohort:
         """Return the replies of a step; the clients' new state counts at once.
 
@@ -76,7 +81,7 @@ class Arrivals:
         self._messages = {k: m for k, m in self._messages.items() if k in needed}
         return replace(trained, replies=replies)
 
-    def _trained_now(self, engine: Engine, due: Due, tick: ReportProgress) -> TrainedCohort:
+    def _trained_now(self, engine: TrainingEngine, due: Due, tick: ReportProgress) -> TrainedCohort:
         """Train the clients of a step in a simulation, together where they began together."""
         groups = []
         for version in np.unique(due.versions).tolist():

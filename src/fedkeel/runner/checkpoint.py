@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.base import Engine
+from fedkeel.engine.base import TrainingEngine
 from fedkeel.errors import RunError
 from fedkeel.method.round_values import Server
 from fedkeel.records.checkpoint import Checkpoint
@@ -46,7 +46,7 @@ class Checkpoints:
         self,
         folder: RunFolder,
         key: str,
-        engine: Engine,
+        engine: TrainingEngine,
         table: ServerTable,
         best: BestModelKeeper,
         training: Training,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.engine.base import Engine, PersonalScores, ServerModel, TrainingSetup
+from fedkeel.engine.base import PersonalScores, ServerModel, TrainingEngine, TrainingSetup
 from fedkeel.engine.evaluation import scores_by_group
 from fedkeel.method.local_training import BUFFERS, PERSONAL
 from fedkeel.records.rows import RoundRecord, Scores
@@ -31,7 +31,9 @@ class ClientModels:
             together, in place of the test set.
     """
 
-    def __init__(self, setup: TrainingSetup, engine: Engine, judged_on_own: bool = False) -> None:
+    def __init__(
+        self, setup: TrainingSetup, engine: TrainingEngine, judged_on_own: bool = False
+    ) -> None:
         self._setup, self._engine, self._judged_on_own = setup, engine, judged_on_own
         self._test: dict[int, tuple[int, list[Scores]]] = {}  # steps done, scores, by client
         self._initial: list[Scores] | None = None

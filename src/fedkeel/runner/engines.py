@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedkeel.engine.base import Engine
+from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import client_state_spec, with_empty_answers
 from fedkeel.engine.sequential import Sequential
@@ -23,7 +23,7 @@ from fedkeel.records.run_record import EngineChoice
 from fedkeel.tree import nbytes
 
 
-def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) -> Engine:
+def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) -> TrainingEngine:
     """Return an engine, to be used in a ``with`` statement.
 
     Args:
@@ -92,7 +92,7 @@ SERVER_COPIES = 4
 one. The server's memory counts as often."""
 
 
-def server_device(prepared: Prepared, engine: Engine, choice: EngineChoice) -> torch.device:
+def server_device(prepared: Prepared, engine: TrainingEngine, choice: EngineChoice) -> torch.device:
     """Return where the server's part of a run is done.
 
     If it can be, that is the GPU on which all clients train: the engine leaves the sums of what

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedkeel.engine.base import Engine, PersonalScores, ServerModel, Split, TrainingSetup
+from fedkeel.engine.base import PersonalScores, ServerModel, Split, TrainingEngine, TrainingSetup
 from fedkeel.engine.evaluation import EXAMPLES, columns_by_group, evaluate, scores_by_group
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
@@ -16,7 +16,7 @@ from fedkeel.tree import Tree
 
 
 def with_test_scores(
-    row: RoundRecord, engine: Engine, setup: TrainingSetup, server: Server
+    row: RoundRecord, engine: TrainingEngine, setup: TrainingSetup, server: Server
 ) -> RoundRecord:
     """Return the row with the scores on the test set, and by source where there are several.
 
@@ -34,7 +34,7 @@ def with_test_scores(
 
 
 def with_client_scores(
-    row: RoundRecord, engine: Engine, prepared: Prepared, server: Server
+    row: RoundRecord, engine: TrainingEngine, prepared: Prepared, server: Server
 ) -> RoundRecord:
     """Return the row with the scores on each client's own examples, as columns [C].
 
@@ -56,7 +56,7 @@ def with_client_scores(
 
 
 def with_personal_scores(
-    row: RoundRecord, engine: Engine, prepared: Prepared, server: Server, *, judged: bool
+    row: RoundRecord, engine: TrainingEngine, prepared: Prepared, server: Server, *, judged: bool
 ) -> RoundRecord:
     """Return the row with the scores of the clients' personal models, as columns [C].
 
@@ -117,7 +117,9 @@ def evaluate_pooled(prepared: Prepared, server: Server, of_pictures: bool = Fals
     return _measured_here(setup, server.params, server.buffers or setup.training.network.buffers)
 
 
-def evaluate_model(engine: Engine, setup: TrainingSetup, server: Server, split: Split) -> Measured:
+def evaluate_model(
+    engine: TrainingEngine, setup: TrainingSetup, server: Server, split: Split
+) -> Measured:
     """Return what an engine measures of the global model on the examples of a split."""
     training = setup.training
     params = {**server.params, **training.personal_params}

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from fedkeel.engine.base import Engine
+from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.method.round_values import Server
 from fedkeel.records.client_models import client_files, client_names
@@ -64,7 +64,7 @@ def finish(
     folder: RunFolder | None,
     prepared: Prepared,
     server: Server,
-    engine: Engine | None,
+    engine: TrainingEngine | None,
     models: ClientModels | None,
 ) -> Result:
     """Write how a run ended; a finished one leaves its models and no more client state.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedkeel.engine.base import Engine, ServerModel
+from fedkeel.engine.base import ServerModel, TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.method.round_values import Server
 from fedkeel.tree import Tree, nbytes
@@ -13,7 +13,9 @@ MOST_BYTES = 256 * 1024**2
 """Bytes of all clients' models together that are kept without being asked for."""
 
 
-def client_models(engine: Engine, prepared: Prepared, server: Server) -> Iterator[tuple[int, Tree]]:
+def client_models(
+    engine: TrainingEngine, prepared: Prepared, server: Server
+) -> Iterator[tuple[int, Tree]]:
     """Yield each client that has a model of its own, with the state dict of the module.
 
     A client that has never taken part has none where it would have untrained parameters.

@@ -12,7 +12,7 @@ import numpy as np
 from fedkeel.clock import Clock, shares
 from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.diagnose.observer import Observer
-from fedkeel.engine.base import Engine, TrainedCohort
+from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.interrupts import interrupts
@@ -66,7 +66,7 @@ class Run:
         record: RunRecord,
         folder: RunFolder | None = None,
         callbacks: Iterable[Callback] = (),
-        engine: Engine | None = None,
+        engine: TrainingEngine | None = None,
         trainings: Trainings | None = None,
     ) -> None:
         self._prepared, self._record, self._folder = prepared, record, folder
@@ -127,7 +127,7 @@ class Run:
                 return self._end("finished", early, engine)
             return self._end("interrupted", "stopped on request", engine)
 
-    def _begin(self, engine: Engine, state: Path | None, resume: bool) -> None:
+    def _begin(self, engine: TrainingEngine, state: Path | None, resume: bool) -> None:
         """Restore the checkpoint, or evaluate the initial model as round 0."""
         file = None if state is None else state / "table.bin"
         count, largest = self._prepared.population.clients, self._prepared.largest_cohort
@@ -160,7 +160,7 @@ class Run:
         if saved is None and self._rows[0].test is not None:
             self._callbacks.on_evaluation(self._rows[0], self._model())
 
-    def _round(self, engine: Engine) -> None:
+    def _round(self, engine: TrainingEngine) -> None:
         """Make one round, record it, and save where it is time to."""
         clock, plan, server = self._clock, self._plan, self._server
         clock.lap("records")  # of the round before
@@ -198,7 +198,7 @@ class Run:
 
     def _record_round(
         self,
-        engine: Engine,
+        engine: TrainingEngine,
         due: Due,
         message: Message,
         trained: TrainedCohort,
@@ -222,7 +222,7 @@ class Run:
             self._callbacks.on_evaluation(row, model)
         self._callbacks.on_round_end(row, model)
 
-    def _evaluate(self, engine: Engine, row: RoundRecord) -> RoundRecord:
+    def _evaluate(self, engine: TrainingEngine, row: RoundRecord) -> RoundRecord:
         """Return the row with the scores that are due: all of them after the last round."""
         evaluation = self._settings.evaluation
         is_last = row.round == self._settings.rounds
@@ -234,7 +234,7 @@ class Run:
             row = self._with_client_scores(row, engine)
         return row
 
-    def _with_test_scores(self, row: RoundRecord, engine: Engine) -> RoundRecord:
+    def _with_test_scores(self, row: RoundRecord, engine: TrainingEngine) -> RoundRecord:
         if self._models is not None:
             return self._models.with_test_scores(row)
         if self._prepared.judges_personal_models:
@@ -242,7 +242,7 @@ class Run:
         row = with_test_scores(row, engine, self._setup, self._server)
         return with_success_rate(row, self._prepared, self._server)
 
-    def _with_client_scores(self, row: RoundRecord, engine: Engine) -> RoundRecord:
+    def _with_client_scores(self, row: RoundRecord, engine: TrainingEngine) -> RoundRecord:
         if self._models is not None:
             return self._models.with_client_scores(row)
         if self._plan.has_personal_models and row.personal is None:
@@ -260,7 +260,7 @@ class Run:
         self._rows.append(row)
 
     def _end(
-        self, status: Status, message: str, engine: Engine | None, lenient: bool = False
+        self, status: Status, message: str, engine: TrainingEngine | None, lenient: bool = False
     ) -> Result:
         """Save the run and tell the callbacks; `lenient` after an error, which matters more."""
         self._server, is_lost = server_on_processor(self._server, lenient)

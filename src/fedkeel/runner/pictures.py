@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from fedkeel.data.values import only_tensor
-from fedkeel.engine.base import Engine, ServerModel
+from fedkeel.engine.base import ServerModel, TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.method.round_values import Server
 from fedkeel.records.pictures import (
@@ -24,7 +24,7 @@ from fedkeel.runner.evaluate import evaluate_model, evaluate_pooled
 
 
 def measure_pictures(
-    engine: Engine, prepared: Prepared, server: Server, models: ClientModels | None
+    engine: TrainingEngine, prepared: Prepared, server: Server, models: ClientModels | None
 ) -> Pictures | None:
     """Return the counts for the pictures of a report, None where the task has none.
 
@@ -72,7 +72,7 @@ def measure_pictures(
 
 
 def _counts(
-    engine: Engine, prepared: Prepared, server: Server, models: ClientModels | None
+    engine: TrainingEngine, prepared: Prepared, server: Server, models: ClientModels | None
 ) -> Tensor:
     """Return [R, S] counts, whose sum is that of all answers; NaN of a client that gave none."""
     if models is not None:

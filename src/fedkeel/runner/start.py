@@ -11,7 +11,7 @@ from pathlib import Path
 from fedkeel import config
 from fedkeel.cost.engine_rule import kept_engine
 from fedkeel.cost.memory import check_disk
-from fedkeel.engine.base import Engine
+from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.errors import RunError
@@ -36,7 +36,7 @@ def start(
     out: Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    engine: Engine | None = None,
+    engine: TrainingEngine | None = None,
     choice: EngineChoice | None = None,
     trainings: Trainings | None = None,
 ) -> Result:
@@ -67,7 +67,7 @@ def _start(
     out: Path | None,
     resume: bool,
     callbacks: Sequence[Callback],
-    engine: Engine | None,
+    engine: TrainingEngine | None,
     choice: EngineChoice | None,
     trainings: Trainings | None,
 ) -> Result:

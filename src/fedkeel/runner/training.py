@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedkeel.data import batches
 from fedkeel.data.cohort import Selection
-from fedkeel.engine.base import Engine, TrainedCohort
+from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.method.context import Ints, Message
 from fedkeel.method.round_values import Server
@@ -74,7 +74,7 @@ class Training:
             self._selection.message = message
         return self._schedule.due(message.round)
 
-    def survey(self, engine: Engine, message: Message, cohort: Selection) -> Message:
+    def survey(self, engine: TrainingEngine, message: Message, cohort: Selection) -> Message:
         """Return the message with the clients' mean answer to what the method asks them first."""
         setup = self._prepared.setup
         sizes, steps = setup.federation.sizes[cohort.clients], engine.done(cohort.clients)
@@ -85,7 +85,9 @@ class Training:
         weights = raw_weights(self._prepared.plan.weights, sizes, np.array(processed))
         return add_mean_answers(message, engine.survey(message, cohort.clients), weights)
 
-    def train(self, engine: Engine, server: Server, message: Message, due: Due) -> TrainedCohort:
+    def train(
+        self, engine: TrainingEngine, server: Server, message: Message, due: Due
+    ) -> TrainedCohort:
         """Train the clients whose replies are due, and tell the callbacks how far it is."""
         done, count = 0, len(due.cohort.clients)
 
@@ -99,7 +101,9 @@ class Training:
         replies = engine.train(message, due.cohort.clients, tick)
         return under_attack(replies, self._prepared, message.round)
 
-    def commit(self, engine: Engine, trained: TrainedCohort, keep: Ints, round: int) -> None:
+    def commit(
+        self, engine: TrainingEngine, trained: TrainedCohort, keep: Ints, round: int
+    ) -> None:
         """Make the new state of the clients `keep` of a round count, where it does not yet."""
         if self._selection is not None:
             self._selection.observe(trained, keep, round)
