@@ -33,7 +33,7 @@ from fedkeel.config.search_space import Range, Value
 from fedkeel.config.settings import Experiment
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.checks import INTERNAL_MEMBERS
-from fedkeel.method.context import ClientInfo, Cohort, Outcome, Population, Round, Step
+from fedkeel.method.context import ClientInfo, Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.docs.page import markdown, page
 from fedkeel.method.grammar import parse
@@ -613,7 +613,7 @@ def roles() -> str:
     out += [_row(["capability", "what it is"]), _row(["---"] * 2)]
     out += [_row([f"`{one.name}`", one.value]) for one in Capability]
     out += ["", "## What a part sees", ""]
-    for seen in (Step, Batch, Output, Round, ClientInfo, Cohort, Span, Outcome, Population):
+    for seen in (Step, Batch, Output, Round, ClientInfo, RoundCohort, Span, Outcome, Population):
         doc = inspect.cleandoc(seen.__doc__ or "")
         out += [f"### `{seen.__name__}`", "", _plain(doc.partition("\n")[0]), ""]
         out += [_row(["", "meaning"]), _row(["---"] * 2)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedkeel.method.context import Cohort
+from fedkeel.method.context import RoundCohort
 from fedkeel.method.roles import AggregateTransform, Capability, Stage, param
 from fedkeel.solve.span import Span, combine
 from fedkeel.tree import Tree
@@ -40,7 +40,7 @@ class Agreement(AggregateTransform):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
     aggregate_stage: ClassVar[Stage] = Stage.LIMIT
 
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the aggregate, each entry scaled by the clients' agreement on its sign."""
         signs = {k: rows.sign() for k, rows in updates.materialise().items()}
         votes = {k: combine(cohort.weights[None], rows)[0] for k, rows in signs.items()}

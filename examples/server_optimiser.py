@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.roles import ServerOptimiser, param
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -48,7 +48,7 @@ class BoundedStep(ServerOptimiser):
         return {"length": torch.zeros((), dtype=torch.float64)}
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model after the bounded step, and the new mean length."""
         mean = tree.leaf(cohort.state, "length")

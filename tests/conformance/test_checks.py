@@ -16,7 +16,7 @@ from fedkeel.conformance import CHECKS, ConformanceError, check_method
 from fedkeel.conformance.checks import Check, run_checks
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method import grammar, registry, server_round
-from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
+from fedkeel.method.context import Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.part import Capability, Part, Stage
 from fedkeel.method.registry import Recipe
 from fedkeel.method.roles import (
@@ -181,7 +181,7 @@ class Forgets(Broken, AggregateTransform):
     aggregate_stage: ClassVar[Stage] = Stage.CORRECT
     rounds: ClassVar[dict[int, int]] = {}
 
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         if cohort.round == 0:
             self.rounds.clear()
         if self.rounds.get(-1) == cohort.round:  # the round that a kill took back is made again
@@ -191,7 +191,7 @@ class Forgets(Broken, AggregateTransform):
 
 
 class FirstReply(Broken, Reduction):
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         return {k: v[0] for k, v in updates.materialise().items()}
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.context import ClientInfo, Cohort, Message, Population
+from fedkeel.method.context import ClientInfo, Message, Population, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import client_finish, client_start, client_step
 from fedkeel.method.local_training import LocalTraining
@@ -201,7 +201,7 @@ def test_server_momentum_is_flowers_fedavgm() -> None:
             )
             for n in names
         }
-        cohort = Cohort(
+        cohort = RoundCohort(
             np.arange(len(counts)),
             counts / counts.sum(),
             0.1,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.context import Cohort, Outcome, Population
+from fedkeel.method.context import Outcome, Population, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.method.parts.mixing import bucket_means
 from fedkeel.solve.span import Span
@@ -33,7 +33,7 @@ def reduce(expression: str, rows: np.ndarray, state: dict | None = None) -> Vect
     half = rows.shape[1] // 2
     tensors: Tree = {"b": torch.from_numpy(rows[:, :half]), "w": torch.from_numpy(rows[:, half:])}
     count = len(rows)
-    cohort = Cohort(
+    cohort = RoundCohort(
         *(np.arange(count), np.ones(count) / count, 0.1, 0, Population(count, count)),
         *(("b", "w"), 0),
         state=state or {},
@@ -86,7 +86,7 @@ def test_byzfl_clips_around_its_last_aggregate(number: int, steps: int, name: st
     state = {"center": {"w": torch.zeros(rows.shape[1], dtype=torch.float64)}}
     for call in range(3):
         count = len(rows)
-        cohort = Cohort(
+        cohort = RoundCohort(
             *(np.arange(count), np.ones(count) / count, 0.1, call, Population(count, count)),
             *(("w",), 0),
             state=state,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.context import ClientInfo, Cohort, Outcome, Population, Round
+from fedkeel.method.context import ClientInfo, Outcome, Population, Round, RoundCohort
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import Tree
@@ -18,8 +18,8 @@ ORACLE = np.load(Path(__file__).parents[1] / "oracles" / "adaclip_a.npz")
 NAMES = ("w1", "b1", "w2")
 
 
-def cohort(count: int, expected: int, seed: int = 0, **more: object) -> Cohort:
-    return Cohort(
+def cohort(count: int, expected: int, seed: int = 0, **more: object) -> RoundCohort:
+    return RoundCohort(
         clients=np.arange(count),
         weights=np.full(count, 1 / max(count, 1)),
         lr=0.1,
@@ -114,7 +114,7 @@ def test_adaptive_clipping_is_that_of_opacus(monkeypatch: pytest.MonkeyPatch) ->
         assert count == told(f"r{t}.unclipped_count").item()
         draws = iter([told(f"r{t}.noise.{n}") / deviation for n in NAMES])
         here = cohort(clients, clients, state=state, uploads=uploads)
-        monkeypatch.setattr(Cohort, "rng", lambda _, d=draws: Fixed(d))
+        monkeypatch.setattr(RoundCohort, "rng", lambda _, d=draws: Fixed(d))
         mean = part.reduce(Span(stacked), here)
         for n in NAMES:
             total = sum(row[n] for row in rows) + torch.from_numpy(told(f"r{t}.noise.{n}"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.solve.span import Span
 from harness import Federation, distance, oracle, tensors
@@ -103,7 +103,7 @@ def test_it_follows_its_authors(name: str) -> None:
         start = torch.cat([v.ravel() for v in params.values()])
         ends = torch.stack([torch.cat([v.ravel() for v in model.values()]) for model in models])
         far = 1 - torch.cosine_similarity(start[None], ends)
-        cohort = Cohort(
+        cohort = RoundCohort(
             *(np.arange(4), shares, 0.1, t - 1, Population(4, 4), tuple(params), 0),
             uploads={"distance": far},
             rows={"z": z},

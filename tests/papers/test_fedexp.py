@@ -10,7 +10,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import Tree
@@ -132,7 +132,7 @@ def reduced(rows: Tree, expression: str, summed: bool = False) -> tuple[Tree, fl
     plan = parse(expression)
     part = plan.aggregate_transforms[0]
     norms2 = sum(v.square().flatten(1).sum(dim=1) for v in rows.values())
-    cohort = Cohort(
+    cohort = RoundCohort(
         np.arange(count), np.full(count, 1.0 / count), 0.1, 0, Population(count, count), ("w",), 0
     )
     updates: Span = Span(rows)

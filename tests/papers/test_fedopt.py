@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.solve.span import Span
 from fedkeel.tree import Tree
@@ -129,7 +129,7 @@ def test_fedadam_is_flowers() -> None:
         ends = [{n: torch.from_numpy(o[f"r{t}.client{k}.{n}"]) for n in names} for k in range(3)]
         rows = {n: torch.stack([end[n] - params[n] for end in ends]) for n in names}
         shares = counts / counts.sum()
-        cohort = Cohort(np.arange(3), shares, 0.1, t - 1, population, names, 0, state=state)
+        cohort = RoundCohort(np.arange(3), shares, 0.1, t - 1, population, names, 0, state=state)
         update = plan.reduction.reduce(Span(rows), cohort)
         params, state = plan.server_optimiser.apply(params, update, Span(rows), cohort)
         theirs = {n: torch.from_numpy(o[f"r{t}.{n}"]) for n in names}
@@ -149,7 +149,7 @@ def steps(expression: str, deltas: Sequence[Sequence[float]]) -> tuple[np.ndarra
     moved, sizes = [], []
     for t, given in enumerate(deltas):
         update = {"w": torch.tensor(given, dtype=torch.float64)}
-        cohort = Cohort(np.arange(1), np.ones(1), 0.1, t, population, ("w",), 0, state=state)
+        cohort = RoundCohort(np.arange(1), np.ones(1), 0.1, t, population, ("w",), 0, state=state)
         after, state = optimiser.apply(params, update, Span({"w": update["w"][None]}), cohort)
         moved.append((after["w"] - params["w"]).numpy())
         sizes.append(state["v"]["w"].numpy())  # type: ignore[index, union-attr]

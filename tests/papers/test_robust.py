@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.solve.span import Span
 from fedkeel.tree import Tree
@@ -72,7 +72,7 @@ def reduce(expression: str, rows: np.ndarray, mix: np.ndarray | None = None) -> 
     """What a reduction makes of rows [K, D], all of which are in a tensor of one name."""
     tensors: Tree = {"w": torch.from_numpy(rows)}
     count = len(rows)
-    cohort = Cohort(
+    cohort = RoundCohort(
         np.arange(count), np.ones(count) / count, 0.1, 0, Population(count, count), ("w",), 0
     )
     span = Span(tensors, None if mix is None else {"w": mix})
@@ -147,5 +147,5 @@ def test_it_reduces_what_cohort_transforms_made_of_the_updates(method: str) -> N
 def test_it_does_not_mind_numbers_without_axes() -> None:
     """Scalar parameters have rows of shape [K]."""
     tensors: Tree = {"s": torch.tensor([3.0, 1.0, 2.0])}
-    cohort = Cohort(np.arange(3), np.ones(3) / 3, 0.1, 0, Population(3, 3), ("s",), 0)
+    cohort = RoundCohort(np.arange(3), np.ones(3) / 3, 0.1, 0, Population(3, 3), ("s",), 0)
     assert float(parse("median").reduction.reduce(Span(tensors), cohort)["s"]) == 2.0

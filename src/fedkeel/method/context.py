@@ -1,7 +1,7 @@
 """Contexts: what a part sees of a step, of a client's round and of the server's round.
 
 Of states and messages a part sees only its own. Client contexts (`Step`, `Round`) carry no client
-axis; server contexts (`Cohort`, `Outcome`) have a leading axis K on all that came from clients.
+axis; server contexts (`RoundCohort`, `Outcome`) have a leading axis K on all that came from clients.
 """
 
 from __future__ import annotations
@@ -588,7 +588,7 @@ class Population:
 
 
 @dataclass(frozen=True)
-class Cohort:
+class RoundCohort:
     """The clients of a round, as a server part sees them. Rows are in ascending client order.
 
     Args:
@@ -653,4 +653,4 @@ class Outcome:
     start: Tree
     end: Tree
     updates: Span
-    cohort: Cohort
+    cohort: RoundCohort

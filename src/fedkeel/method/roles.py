@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedkeel.config import Local
-from fedkeel.method.context import Arrival, Cohort, Outcome, Population, Round, Step
+from fedkeel.method.context import Arrival, Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.local_optimiser import LocalOptimiser
 from fedkeel.method.part import Capability as Capability  # a part's author imports from here alone
 from fedkeel.method.part import Part as Part
@@ -467,7 +467,7 @@ class CohortTransform(Part):
         return None
 
     @abstractmethod
-    def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
+    def transform_cohort(self, updates: Span, cohort: RoundCohort) -> Span:
         """Return the changed updates."""
 
 
@@ -508,7 +508,7 @@ class Reduction(Part):
         return None
 
     @abstractmethod
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the aggregate."""
 
 
@@ -521,7 +521,7 @@ class AggregateTransform(Part):
     aggregate_stage: ClassVar[Stage]
 
     @abstractmethod
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the changed aggregate."""
 
 
@@ -537,7 +537,7 @@ class ServerOptimiser(Part):
 
     @abstractmethod
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the new global model and the new state."""
 

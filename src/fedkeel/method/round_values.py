@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import Bools, ByPart, Cohort, Floats, Ints
+from fedkeel.method.context import Bools, ByPart, Floats, Ints, RoundCohort
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import State, Tree, map_tensors
 
@@ -154,7 +154,7 @@ def uploaded_state(plan: Plan, reply: Reply) -> State:
     return rest if plan.codec is not None else {"update": dict(reply.update), **rest}
 
 
-def hidden_updates(update: Tree, cohort: Cohort) -> tuple[Span, Cohort]:
+def hidden_updates(update: Tree, cohort: RoundCohort) -> tuple[Span, RoundCohort]:
     """Return updates and cohort as they are if each of K expected clients sent the aggregate."""
     count = cohort.population.per_round
     clients, weights = np.full(count, -1), np.ones(count)
@@ -162,7 +162,7 @@ def hidden_updates(update: Tree, cohort: Cohort) -> tuple[Span, Cohort]:
     return updates, replace(cohort, clients=clients, weights=weights / count)
 
 
-def mean_buffers(buffers: Tree, cohort: Cohort) -> Tree:
+def mean_buffers(buffers: Tree, cohort: RoundCohort) -> Tree:
     """Return the weighted mean of floating-point buffers, and the largest value of counters."""
     means: Tree = {}
     weights = torch.from_numpy(cohort.weights)

@@ -26,12 +26,12 @@ from fedkeel.method.checks import (
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import (
     ByPart,
-    Cohort,
     Floats,
     Ints,
     Message,
     Outcome,
     Population,
+    RoundCohort,
     part_state,
 )
 from fedkeel.method.round_values import Replies, RoundResult, Server, TableRows
@@ -112,7 +112,7 @@ def server_round(
     replies, staleness = _select_replies(replies, order, plan.sum_only_uploads), replies.staleness
     table_rows = table_rows or TableRows({}, np.zeros(len(finite), dtype=np.bool_))
     weights = weights[order]
-    cohort = Cohort(
+    cohort = RoundCohort(
         clients=replies.clients,
         weights=weights / weights.sum(),
         lr=message.lr,
@@ -148,12 +148,12 @@ def _aggregate(
     replies: Replies,
     updates: Span,
     rows: ByPart,
-    cohort: Cohort,
+    cohort: RoundCohort,
     lap: Lap,
 ) -> tuple[Server, ByPart]:
     """Call the server roles in their order; return the server and the clients' new table rows."""
 
-    def view(part: str) -> Cohort:
+    def view(part: str) -> RoundCohort:
         return replace(
             cohort,
             uploads=part_state(replies.uploads, part),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Outcome, Population, Round
+from fedkeel.method.context import Outcome, Population, Round, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.parts.qfedavg import losses_of, received_loss
 from fedkeel.method.roles import Reduction, ServerState, Upload
@@ -68,7 +68,7 @@ class AFL(Upload, Reduction, ServerState):
         """Return F_k."""
         return {"loss": received_loss(round)}
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the sum with weights lambda."""
         shares = _lambda(cohort)[cohort.clients]
         total = shares.sum()
@@ -93,7 +93,7 @@ class AFL(Upload, Reduction, ServerState):
         return {"lambda": torch.from_numpy(nearest_on_simplex(weights)).to(device)}
 
 
-def _lambda(cohort: Cohort) -> Floats:
+def _lambda(cohort: RoundCohort) -> Floats:
     return np.asarray(tree.leaf(cohort.state, "lambda").cpu().numpy())
 
 

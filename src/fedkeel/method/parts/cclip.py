@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Outcome, Population
+from fedkeel.method.context import Outcome, Population, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction, ServerState
 from fedkeel.solve.robust import centred_clipping
@@ -62,7 +62,7 @@ class CentredClipping(Reduction, ServerState):
         """Return an aggregate of 0."""
         return {"center": dict(tree.zeros_like(params))}
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the aggregate."""
         center, names = tree.leaves(cohort.state, "center"), list(cohort.names)
         single = {name: tensor[None] for name, tensor in center.items()}

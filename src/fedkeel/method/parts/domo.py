@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.part import param
 from fedkeel.method.roles import Dispatch, ServerOptimiser
 from fedkeel.solve.span import Span
@@ -68,7 +68,7 @@ class DOMO(Dispatch, ServerOptimiser):
         return tree.add(params, tree.leaves(state, "m"), self.fusion * lr)
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model after a step along m, and m."""
         m = tree.add(tree.scale(update, 1.0 / cohort.lr), tree.leaves(cohort.state, "m"), self.beta)

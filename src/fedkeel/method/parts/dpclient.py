@@ -19,7 +19,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError
-from fedkeel.method.context import Cohort, Outcome, Population, Round
+from fedkeel.method.context import Outcome, Population, Round, RoundCohort
 from fedkeel.method.part import Capability, Stage, param
 from fedkeel.method.roles import Broadcast, Reduction, ServerState, UpdateTransform, Upload
 from fedkeel.rng import generator
@@ -38,7 +38,7 @@ def clipped(update: Tree, bound: Tensor | float) -> Tree:
     return tree.scale(update, (bound / length).clamp(max=1.0))
 
 
-def noisy_mean(updates: Span, cohort: Cohort, deviation: float) -> Tree:
+def noisy_mean(updates: Span, cohort: RoundCohort, deviation: float) -> Tree:
     """Return the sum of the updates with Gaussian noise, over the expected number of clients.
 
     Args:
@@ -113,7 +113,7 @@ class ClientDP(UpdateTransform, Reduction):
         """Return the deviation of the noise on the sum."""
         return self.sigma * self.norm
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the noisy mean over the expected number of clients."""
         return noisy_mean(updates, cohort, self.sum_noise())
 
@@ -186,7 +186,7 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
         bound = tree.leaf(round.broadcast, "norm").to(length.dtype)
         return {"short": (length < (1.0 - AT_BOUND) * bound).to(length.dtype) - 0.5}
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the noisy mean over the expected number of clients."""
         bound = float(tree.leaf(cohort.state, "norm"))
         return noisy_mean(updates, cohort, self.update_sigma(cohort.population) * bound)

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Population, Step
+from fedkeel.method.context import Population, RoundCohort, Step
 from fedkeel.method.part import param
 from fedkeel.method.roles import Dispatch, Penalty, ServerOptimiser
 from fedkeel.solve.span import Span
@@ -79,7 +79,7 @@ class FedACG(Dispatch, Penalty, ServerOptimiser):
         return tree.add(params, tree.leaves(state, "m"), self.lam)
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model after a step along m, and m."""
         m = tree.add(update, tree.leaves(cohort.state, "m"), self.lam)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.part import param
 from fedkeel.method.parts.fedopt import unbiased
 from fedkeel.method.roles import ServerOptimiser
@@ -81,7 +81,7 @@ class FedAMS(ServerOptimiser):
         }
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model after a step along m / sqrt(v^), and m, v, v^ and t."""
         state = cohort.state

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Floats, Ints, Population
+from fedkeel.method.context import Floats, Ints, Population, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.parts.fedbuff import polynomial
 from fedkeel.method.roles import ServerOptimiser, ServerPolicy
@@ -87,7 +87,7 @@ class FedAsync(ServerPolicy, ServerOptimiser):
         return {}
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model, moved along `update`, which leads to the client's model."""
         factor = self.alpha * float(self.factors(cohort.staleness)[0])

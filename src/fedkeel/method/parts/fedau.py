@@ -15,7 +15,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Outcome
+from fedkeel.method.context import Outcome, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction, Table
 from fedkeel.solve.span import Floats, Span
@@ -62,7 +62,7 @@ class FedAU(Reduction, Table):
         {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the weighted sum."""
         total, count, _ = self._intervals(cohort)
         omega: Floats = np.where(count > 0, total / np.maximum(count, 1), 1.0)
@@ -90,7 +90,7 @@ class FedAU(Reduction, Table):
         device = tree.leaf(cohort.rows, "last").device
         return {k: torch.from_numpy(v).to(device) for k, v in values.items()}
 
-    def _intervals(self, cohort: Cohort) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _intervals(self, cohort: RoundCohort) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return [K] sum and number of the intervals before this round, and rounds missed since."""
         rows = {k: tree.leaf(cohort.rows, k).cpu().numpy() for k in ("total", "count", "last")}
         missed = cohort.round - 1 - rows["last"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.part import param
 from fedkeel.method.roles import ServerOptimiser
 from fedkeel.solve.span import Span
@@ -59,7 +59,7 @@ class ServerMomentum(ServerOptimiser):
         return {"v": dict(tree.zeros_like(params))}
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model after a step along v, and v."""
         fresh = tree.scale(update, 1.0 - self.beta) if self.damping else update

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Outcome, Round
+from fedkeel.method.context import Outcome, Round, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction, Table, Upload
 from fedkeel.solve.span import Floats, Span
@@ -82,7 +82,7 @@ class FedAWA(Upload, Reduction, Table):
             far = _cosine_distance(round.start, tree.add(round.start, round.update))
         return {"distance": far}
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the mean with the trained weights."""
         shares, _ = self._trained(updates, cohort)
         cohort.log("change", float(0.5 * np.abs(shares - cohort.weights).sum()))
@@ -98,7 +98,7 @@ class FedAWA(Upload, Reduction, Table):
         _, z = self._trained(outcome.updates, outcome.cohort)
         return {"z": torch.from_numpy(z).to(tree.leaf(outcome.cohort.rows, "z").device)}
 
-    def _trained(self, updates: Span, cohort: Cohort) -> tuple[Floats, Floats]:
+    def _trained(self, updates: Span, cohort: RoundCohort) -> tuple[Floats, Floats]:
         """Return [K] the weights of the mean, and [K] z."""
         z = tree.leaf(cohort.rows, "z").double().cpu().numpy()
         far = tree.leaf(cohort.uploads, "distance").double().cpu().numpy()
@@ -114,7 +114,7 @@ class FedAWA(Upload, Reduction, Table):
             shares = self._shares(z, cohort)
         return (before if self.form == "public" else shares), z
 
-    def _shares(self, z: Floats, cohort: Cohort) -> Floats:
+    def _shares(self, z: Floats, cohort: RoundCohort) -> Floats:
         """Return [K] lambda."""
         first: Floats = np.exp(cohort.weights) if self.form == "public" else cohort.weights
         raised = first * np.exp(z)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Floats, Ints
+from fedkeel.method.context import Floats, Ints, RoundCohort
 from fedkeel.method.part import param
 from fedkeel.method.roles import Reduction, ServerPolicy
 from fedkeel.solve.span import Span
@@ -73,7 +73,7 @@ class FedBuff(ServerPolicy, Reduction):
         """Return K."""
         return self.buffer
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the sum of the scaled updates."""
         cohort.log("staleness", float(cohort.staleness.mean()))
         return updates.sum(cohort.weights * polynomial(cohort.staleness, self.exponent))

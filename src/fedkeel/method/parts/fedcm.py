@@ -14,7 +14,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Population, Round, Step
+from fedkeel.method.context import Population, Round, RoundCohort, Step
 from fedkeel.method.part import Capability, Stage, param
 from fedkeel.method.roles import Broadcast, GradientTransform, ServerOptimiser, Upload
 from fedkeel.solve.span import Span
@@ -87,7 +87,7 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
         return {"mean": dict(tree.zeros_like(params))}
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return params + lr * delta, and the aggregate as a mean gradient."""
         path = tree.leaf(cohort.uploads, "path")

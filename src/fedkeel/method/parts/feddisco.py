@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Floats, Round
+from fedkeel.method.context import Floats, Round, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction, Upload
 from fedkeel.solve.span import Span
@@ -112,7 +112,7 @@ class FedDisco(Upload, Reduction):
         total = weights.sum()
         return weights / total if total > 0.0 else None
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the mean with those weights."""
         d = tree.leaf(cohort.uploads, "d").double().cpu().numpy()
         weights = self.weigh(cohort.weights, d)

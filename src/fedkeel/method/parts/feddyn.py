@@ -15,7 +15,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Population, Round, Step
+from fedkeel.method.context import Population, Round, RoundCohort, Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import ClientState, Penalty, ServerOptimiser
 from fedkeel.solve.span import Span
@@ -99,7 +99,7 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
         return {"h": dict(tree.zeros_like(params))}
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model, moved by the aggregate and by -h / alpha, and h."""
         count = len(updates)

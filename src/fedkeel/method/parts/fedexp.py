@@ -14,7 +14,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Round
+from fedkeel.method.context import Round, RoundCohort
 from fedkeel.method.part import Capability, Stage, param
 from fedkeel.method.roles import AggregateTransform, Upload
 from fedkeel.solve.span import Span
@@ -71,7 +71,7 @@ class FedExP(Upload, AggregateTransform):
         """Return the squared norm of the update."""
         return {"norm2": tree.dot(round.update, round.update)}
 
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the aggregate times the factor."""
         norms2 = tree.leaf(cohort.uploads, "norm2").double().cpu()  # [K], or [G] sums
         weights = torch.from_numpy(cohort.weights)

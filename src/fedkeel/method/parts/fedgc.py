@@ -20,7 +20,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Outcome, Population, Round
+from fedkeel.method.context import Outcome, Population, Round, RoundCohort
 from fedkeel.method.part import Capability, Stage, param
 from fedkeel.method.roles import AggregateTransform, Broadcast, ServerState, UpdateTransform
 from fedkeel.solve import qp, span
@@ -142,7 +142,7 @@ class SGC(AggregateTransform):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
     aggregate_stage: ClassVar[Stage] = Stage.PROJECT
 
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the projected aggregate."""
         bound = self.margin * cohort.lr**2  # the constraint on updates, not pseudo-gradients
         coefficients: dict[str, span.Floats] = {}

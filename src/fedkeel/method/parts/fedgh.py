@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort
+from fedkeel.method.context import RoundCohort
 from fedkeel.method.part import Capability
 from fedkeel.method.roles import CohortTransform
 from fedkeel.solve.projections import Rule, harmonise
@@ -63,7 +63,7 @@ class FedGH(CohortTransform):
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
-    def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
+    def transform_cohort(self, updates: Span, cohort: RoundCohort) -> Span:
         """Return the harmonised updates."""
         rng = cohort.rng()
         pairs = len(updates) * (len(updates) - 1) / 2

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Local, Weights
-from fedkeel.method.context import Cohort, Outcome, Population, Round
+from fedkeel.method.context import Outcome, Population, Round, RoundCohort
 from fedkeel.method.local_optimiser import LocalOptimiser, decayed, descend
 from fedkeel.method.part import Capability, Stage, param
 from fedkeel.method.roles import (
@@ -186,7 +186,7 @@ class FedMuon(ClientOptimiser, ClientState, Upload, AggregateTransform, Broadcas
         old, new = tree.leaves(round.client_state, "m"), tree.leaves(round.new_state, "m")
         return {"c": dict(tree.sub(new, old))}
 
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return K / C times the mean."""
         return tree.scale(update, len(cohort.clients) / cohort.population.clients)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Round
+from fedkeel.method.context import Round, RoundCohort
 from fedkeel.method.part import Capability, Stage
 from fedkeel.method.roles import AggregateTransform, UpdateTransform, Upload
 from fedkeel.solve.span import Span
@@ -90,7 +90,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
             return round.path_length
         return round.steps.double()
 
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the mean of the normalised updates, times tau_eff."""
         tau = tree.leaf(cohort.uploads, "tau")
         weights = torch.from_numpy(cohort.weights).to(tau.device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.part import param
 from fedkeel.method.roles import ServerOptimiser
 from fedkeel.solve.span import Span
@@ -67,7 +67,7 @@ class Adaptive(ServerOptimiser):
         }
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model after a step along m / (sqrt(v) + tau), and m, v and t."""
         t = tree.leaf(cohort.state, "t") + 1

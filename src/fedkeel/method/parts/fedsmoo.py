@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Population, Round, Step
+from fedkeel.method.context import Population, Round, RoundCohort, Step
 from fedkeel.method.part import param
 from fedkeel.method.parts.feddyn import FedDyn
 from fedkeel.method.roles import Broadcast, Carry, GradientRule, Upload
@@ -98,7 +98,7 @@ class FedSMOO(FedDyn, GradientRule, Carry, Upload, Broadcast):
         return {**super().init_optimiser(params, population), "s": dict(tree.zeros_like(params))}
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return FedDyn's model, h, and s."""
         moved, state = super().apply(params, update, updates, cohort)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.config import Local, Weights
-from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
+from fedkeel.method.context import Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.part import Capability, Stage, param
 from fedkeel.method.roles import (
     AggregateTransform,
@@ -70,7 +70,7 @@ class FedSWA(LocalWork, AggregateTransform):
         schedule = local.schedule.model_copy(update={"cycle": self.rho})
         return local.model_copy(update={"schedule": schedule})
 
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return alpha times the update."""
         return update if self.alpha == 1.0 else tree.scale(update, self.alpha)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Outcome, Population
+from fedkeel.method.context import Outcome, Population, RoundCohort
 from fedkeel.method.part import Capability
 from fedkeel.method.roles import Reduction, ServerState, Table
 from fedkeel.solve.span import Span
@@ -63,17 +63,17 @@ class FedVARP(Reduction, Table, ServerState):
         {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
-    def unit(self, cohort: Cohort) -> float:
+    def unit(self, cohort: RoundCohort) -> float:
         """Return what updates are divided by before they are remembered."""
         return cohort.lr if self.memory == "gradient" else 1.0
 
-    def changes(self, updates: Span, cohort: Cohort) -> Tree:
+    def changes(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the sum over the round's clients of what changed in their memories."""
         count = len(updates)
         fresh = updates.sum(np.full(count, 1.0 / self.unit(cohort)))
         return tree.sub(fresh, Span(tree.leaves(cohort.rows, "y")).sum(np.ones(count)))
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the corrected mean."""
         changes = self.changes(updates, cohort)
         mean = tree.add(tree.leaves(cohort.state, "y"), changes, 1.0 / len(updates))

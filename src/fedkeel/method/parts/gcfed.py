@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.context import Cohort, Step
+from fedkeel.method.context import RoundCohort, Step
 from fedkeel.method.part import Capability, Stage, param
 from fedkeel.method.roles import AggregateTransform, GradientTransform
 from fedkeel.solve.projections import Axes, centralise
@@ -136,6 +136,6 @@ class GlobalGC(AggregateTransform):
     takes_stale_updates: ClassVar[bool] = True
     aggregate_stage: ClassVar[Stage] = Stage.PROJECT
 
-    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the centralised aggregate."""
         return {k: centralise(v, self.axes, self.vectors) for k, v in update.items()}

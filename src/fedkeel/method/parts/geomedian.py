@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedkeel.method.context import Cohort
+from fedkeel.method.context import RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction
 from fedkeel.solve.robust import geometric_median
@@ -58,7 +58,7 @@ class GeometricMedian(Reduction):
         """Return how many cannot move it without bound, where all have the same weight."""
         return (count - 1) // 2
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the geometric median."""
         gram = updates.gram(cohort.names)
         return updates.sum(geometric_median(gram, cohort.weights, self.nu, self.steps))

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError
-from fedkeel.method.context import Cohort, Ints, Population, Round, Step
+from fedkeel.method.context import Ints, Population, Round, RoundCohort, Step
 from fedkeel.method.part import Capability, Stage, param
 from fedkeel.method.roles import Carry, ClientState, GradientTransform, ServerOptimiser
 from fedkeel.solve import qp, span
@@ -206,7 +206,7 @@ class GradMAS(ServerOptimiser):
         }
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return the model after a step along the projected momentum, and the memory."""
         state = cohort.state
@@ -216,7 +216,7 @@ class GradMAS(ServerOptimiser):
             m = self._project(m, rows, gram, inner, cohort)
         return tree.add(params, m, self.lr), {**state, "m": dict(m)}
 
-    def _remember(self, m: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, Floats, Floats]:
+    def _remember(self, m: Tree, updates: Span, cohort: RoundCohort) -> tuple[Tree, Floats, Floats]:
         """Enter the round's updates into the memory, in place.
 
         A memory is `scale` times its row, so that the decay of those that nobody added to costs
@@ -257,7 +257,9 @@ class GradMAS(ServerOptimiser):
             inner[g] = products[:, -1]
         return rows, gram, inner
 
-    def _project(self, m: Tree, rows: Tree, gram: Floats, inner: Floats, cohort: Cohort) -> Tree:
+    def _project(
+        self, m: Tree, rows: Tree, gram: Floats, inner: Floats, cohort: RoundCohort
+    ) -> Tree:
         """Return the momentum, projected group by group."""
         out = dict(m)
         failed = active = 0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Ints
+from fedkeel.method.context import Ints, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction
 from fedkeel.solve.robust import (
@@ -32,7 +32,7 @@ Neighbours = Literal["n-f-2", "n-f-1"]
 """Number of nearest others in a score: of the paper and Flower, or of the library ByzFL."""
 
 
-def distances_of(updates: Span, cohort: Cohort) -> Floats:
+def distances_of(updates: Span, cohort: RoundCohort) -> Floats:
     """Return [K, K] squared distances of the updates, over the whole model."""
     rounding = relative_rounding(updates.rows, cohort.names)
     return squared_distances(updates.gram(cohort.names), rounding)
@@ -102,7 +102,7 @@ class Krum(Reduction):
         """Return f, the number of broken updates that it is made for."""
         return broken_among(self.beta, count)
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the update with the smallest score."""
         order = best_by_krum(updates, cohort, self.beta, self.neighbours)
         if len(updates) == len(cohort.clients):
@@ -149,7 +149,7 @@ class MultiKrum(Reduction):
         """Return f, the number of broken updates that it is made for; 0 where it keeps all."""
         return 0 if self.keep >= count else broken_among(self.beta, count)
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the mean of the updates with the smallest scores."""
         count = len(updates)
         keep = min(self.keep, count) or count - broken_among(self.beta, count)
@@ -198,7 +198,7 @@ class Bulyan(Reduction):
         """Return f, the number of broken updates that it is made for."""
         return count_of_share(self.beta, count, (count - 3) // 4)
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the means near the medians."""
         count = len(updates)
         broken = self.withstands(count)
@@ -218,7 +218,7 @@ def broken_among(beta: float, count: int) -> int:
     return count_of_share(beta, count, (count - 3) // 2)
 
 
-def best_by_krum(updates: Span, cohort: Cohort, beta: float, neighbours: Neighbours) -> Ints:
+def best_by_krum(updates: Span, cohort: RoundCohort, beta: float, neighbours: Neighbours) -> Ints:
     """Return the positions of the updates in the order of their scores, the best one first."""
     count = len(updates)
     distances = distances_of(updates, cohort)

@@ -15,7 +15,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Outcome, Population
+from fedkeel.method.context import Outcome, Population, RoundCohort
 from fedkeel.method.part import Capability
 from fedkeel.method.roles import Reduction, ServerState, Table
 from fedkeel.solve.span import Span
@@ -68,7 +68,7 @@ class MIFA(Reduction, Table, ServerState):
         {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the mean of all clients' last updates, as `start` says before all are known."""
         memory = self._remember(updates, cohort)
         clients, seen = cohort.population.clients, int(tree.leaf(memory, "seen"))
@@ -95,7 +95,7 @@ class MIFA(Reduction, Table, ServerState):
         """Return the sum of all G_k, and how many clients were there."""
         return self._remember(outcome.updates, outcome.cohort)
 
-    def _remember(self, updates: Span, cohort: Cohort) -> State:
+    def _remember(self, updates: Span, cohort: RoundCohort) -> State:
         """Return the sum of all G_k after this round, and how many clients were there."""
         count = len(updates)
         fresh = updates.sum(np.full(count, 1.0 / cohort.lr))

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort, Ints
+from fedkeel.method.context import Ints, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.parts.krum import distances_of
 from fedkeel.method.roles import CohortTransform
@@ -57,7 +57,7 @@ class NearestMixing(CohortTransform):
         """Return f, how many updates each mean leaves out."""
         return count_of_share(self.beta, count, (count - 1) // 2)
 
-    def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
+    def transform_cohort(self, updates: Span, cohort: RoundCohort) -> Span:
         """Return the means of the nearest updates."""
         count = len(updates)
         nearest = count - self.withstands(count)
@@ -99,7 +99,7 @@ class Bucketing(CohortTransform):
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.SEPARATE_UPDATES})
     merges_updates: ClassVar[bool] = True
 
-    def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
+    def transform_cohort(self, updates: Span, cohort: RoundCohort) -> Span:
         """Return the means of the buckets."""
         if self.size == 1:
             return updates

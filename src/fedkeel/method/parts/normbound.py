@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedkeel.method.context import Cohort
+from fedkeel.method.context import RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import CohortTransform
 from fedkeel.solve.span import Span
@@ -47,7 +47,7 @@ class NormBound(CohortTransform):
     paper: ClassVar[str] = "sun2019backdoor"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
-    def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
+    def transform_cohort(self, updates: Span, cohort: RoundCohort) -> Span:
         """Return the updates, the long ones shortened."""
         lengths = updates.norms(cohort.names)
         factors = self.norm / np.maximum(lengths, self.norm)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Round
+from fedkeel.method.context import Round, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction, Upload
 from fedkeel.solve.span import Floats, Span
@@ -43,7 +43,7 @@ def received_loss(round: Round) -> Tensor:
     return torch.stack(sums).sum() / torch.stack(counts).sum()
 
 
-def losses_of(cohort: Cohort) -> Floats:
+def losses_of(cohort: RoundCohort) -> Floats:
     """Return [K] the losses that clients have sent, as float64."""
     return np.asarray(tree.leaf(cohort.uploads, "loss").double().cpu().numpy())
 
@@ -91,7 +91,7 @@ class QFedAvg(Upload, Reduction):
         """Return F_k."""
         return {"loss": received_loss(round)}
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the weighted sum."""
         losses = np.maximum(losses_of(cohort), LEAST)
         raised = cohort.weights * (losses / losses.max()) ** self.q  # no power overflows

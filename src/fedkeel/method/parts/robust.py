@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Weights
-from fedkeel.method.context import Cohort
+from fedkeel.method.context import RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction
 from fedkeel.solve.span import Span
@@ -65,7 +65,7 @@ class Median(Reduction):
         """Return how many cannot move it beyond the range of the others."""
         return (count - 1) // 2
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the medians."""
         trimmed = (len(updates) - 1) // 2
         return {k: middle(rows, trimmed) for k, rows in updates.materialise().items()}
@@ -115,7 +115,7 @@ class TrimmedMean(Reduction):
         """Return b, the number of values left out at each end."""
         return self.trimmed(count)
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the trimmed means."""
         trimmed = self.trimmed(len(updates))
         cohort.log("trimmed", trimmed)

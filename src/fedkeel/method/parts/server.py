@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkeel import tree
-from fedkeel.method.context import Cohort, Population
+from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.part import param
 from fedkeel.method.roles import Reduction, ServerOptimiser
 from fedkeel.solve.span import Span
@@ -38,7 +38,7 @@ class WeightedMean(Reduction):
     name: ClassVar[str] = "mean"
     paper: ClassVar[str] = "mcmahan2017"
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the weighted mean."""
         return updates.sum(cohort.weights)
 
@@ -74,7 +74,7 @@ class Addition(ServerOptimiser):
         return {}
 
     def apply(
-        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+        self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return params + lr * delta."""
         return tree.add(params, update, self.lr), cohort.state

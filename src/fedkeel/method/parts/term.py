@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedkeel.method.context import Cohort, Round
+from fedkeel.method.context import Round, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.parts.qfedavg import losses_of, received_loss
 from fedkeel.method.roles import Reduction, Upload
@@ -63,7 +63,7 @@ class TERM(Upload, Reduction):
         """Return F_k."""
         return {"loss": received_loss(round)}
 
-    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the weighted mean."""
         tilt = self.t * losses_of(cohort)
         raised = cohort.weights * np.exp(tilt - tilt.max())
