@@ -1,7 +1,8 @@
 """Contexts: what a part sees of a step, of a client's round and of the server's round.
 
 Of states and messages a part sees only its own. Client contexts (`Step`, `Round`) carry no client
-axis; server contexts (`RoundCohort`, `Outcome`) have a leading axis K on all that came from clients.
+axis; server contexts (`RoundCohort`, `Outcome`) have a leading axis K on all that came from
+clients.
 """
 
 from __future__ import annotations
@@ -637,6 +638,10 @@ class RoundCohort:
     def log(self, name: str, value: float) -> None:
         """Record a diagnostic of this round."""
         self.diagnostics[f"{self.part}.{name}"] = float(value)
+
+
+Cohort = RoundCohort
+"""What version 0.1 calls it: parts of users import this name."""
 
 
 @dataclass(frozen=True)
