@@ -268,13 +268,25 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file = experiment(tmp_path)
     (tmp_path / "my_net.py").write_text("import my_layers\n\nclass Net(my_layers.Wide): ...\n")
     (tmp_path / "my_layers.py").write_text("import my_pack\nfrom torch.nn import Linear as Wide\n")
-    (tmp_path / "my_losses.py").write_text("def error(output, target): ...\n")
-    (tmp_path / "my_pack").mkdir()
-    (tmp_path / "my_pack" / "__init__.py").write_text("")
-    words = ["-s", "model.name=my_net:Net", "-s", "task.metrics=['my_losses:error']"]
+    (tmp_path / "my_losses.py").write_text("import test_my\n\ndef error(output, target): ...\n")
+    (tmp_path / "test_my.py").write_text("")  # Flower would leave it out
+    pack = tmp_path / "my_pack"
+    (pack / "inner" / "__pycache__").mkdir(parents=True)
+    for name in ("__init__.py", "weights.npz", "inner/__init__.py", "inner/__pycache__/x.py"):
+        (pack / name).write_text("")
+    (tmp_path / "my_notes").mkdir()  # a folder that an import finds, without code
+    (pack / "inner" / "deep.py").write_text("import json, my_deep, my_notes\nfrom . import other\n")
+    (tmp_path / "my_deep.py").write_text("import my_net\n")
+    elsewhere = tmp_path / "elsewhere" / "my_score.py"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text("def score(output, target): ...\n")
+    monkeypatch.syspath_prepend(elsewhere.parent)
+    words = ["-s", "model.name=my_net:Net", "-s", "data.augment=my_losses:error"]
+    words += ["-s", "task.metrics=['my_score:score']"]
     done = call("flower", "export", file, "--out", "app", *words)
     assert done.code == 0, done.err
-    assert "the module 'my_pack' is not in the app" in done.err
+    missing = re.findall("the module '(.+)' is not in the app: install it everywhere", done.err)
+    assert missing == ["my_score", "test_my"]
     app = tmp_path / "app"
     found = sorted(str(p.relative_to(app)) for p in app.rglob("*") if p.is_file())
     assert found == [
@@ -283,9 +295,13 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "federation/client.py",
         "federation/experiment.toml",
         "federation/server.py",
+        "my_deep.py",
         "my_layers.py",
         "my_losses.py",
         "my_net.py",
+        "my_pack/__init__.py",
+        "my_pack/inner/__init__.py",
+        "my_pack/inner/deep.py",
         "pyproject.toml",
     ]
     project = tomllib.loads((app / "pyproject.toml").read_text())
@@ -302,7 +318,8 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "--auth-supernode-private-key",
         "flwr supernode register",
         "flwr run",
-        "export FEDKEEL_MODULES=my_pack",
+        "export FEDKEEL_MODULES=my_score",
+        "export FEDKEEL_MODULES=test_my",
         "resume=true",
     ):
         assert words in readme

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
+from fnmatch import fnmatch
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -15,12 +15,11 @@ from fedkeel.config.code_names import code_names
 from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.method.grammar import parse
-from fedkeel.named_code import VARIABLE
+from fedkeel.named_code import VARIABLE, place_of
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
 from fedkeel.system import legality
 from fedkeel.task.models import builder
-from fedkeel.user_code import working_directory_first
 from fedkeel.version import __version__
 
 PACKAGE = "federation"
@@ -30,6 +29,12 @@ DEFAULT_NODES = 3
 
 MAX_REGISTERED = 10
 """Nodes that the README registers one by one."""
+
+LEFT_OUT = (
+    *("test_*.py", "*_test.py"),
+    *("build", "eggs", "lib", "lib64", "parts", "env", "venv", "ENV"),
+)
+"""Names of modules and packages that Flower leaves out of an app, whatever is in them."""
 
 NOTE_OWN_DATA = """\
 `partition-id` is the client's number, from 0 to {last}: each node has one of its own, which it
@@ -87,7 +92,11 @@ def export(experiment: Experiment, out: Path) -> list[str]:
         }
         for name, text in texts.items():
             (package / name).write_text(text, encoding="utf-8")
-        not_copied = [module for module in modules if not _copy(module, out)]
+        for file in (file for files in modules.values() for file in files):
+            copy = out / file.relative_to(Path.cwd())
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        not_copied = [module for module, files in modules.items() if not files]
         values = _template_values(experiment, not_copied)
         for name in ("pyproject.toml", "README.md"):
             (out / name).write_text(_template(name).substitute(values), encoding="utf-8")
@@ -96,39 +105,42 @@ def export(experiment: Experiment, out: Path) -> list[str]:
     return not_copied
 
 
-def user_modules(experiment: Experiment) -> list[str]:
-    """Return the modules that the experiment names by import path, and those that they need.
+def user_modules(experiment: Experiment) -> dict[str, list[Path]]:
+    """Return the modules, or packages, that the experiment names, and those that they import.
 
-    A module needs what it imports from the working directory, and what that imports.
+    Returns:
+        The files of each in the working directory; none of what lies elsewhere, or what Flower
+        leaves out of an app: it has to be installed.
     """
     run = experiment.model_copy(update={"compare": Compare(), "tune": Space()})
-    modules = sorted({path.partition(":")[0] for _, path in code_names(run)})
-    for module in modules:  # the list grows
-        file = _file(module)
-        names = imported_modules(file) if file is not None else []
-        packages = dict.fromkeys(name.partition(".")[0] for name in names)
-        modules += [p for p in packages if p not in modules and _file(p) is not None]
+    names = sorted({path.partition(".")[0].partition(":")[0] for _, path in code_names(run)})
+    modules: dict[str, list[Path]] = {}
+    for name in names:  # the list grows
+        modules[name] = _files(name)
+        imported = [module for file in modules[name] for module in imported_modules(file)]
+        tops = dict.fromkeys(module.partition(".")[0] for module in imported)
+        names += [top for top in tops if top not in names and _place(top) is not None]
     return modules
 
 
-def _file(module: str) -> Path | None:
-    """Return the file of a module, or of its package, in the working directory."""
-    with working_directory_first():
-        spec = importlib.util.find_spec(module.partition(".")[0])
-    if spec is None or not spec.origin or not spec.has_location:  # built in, or without a file
+def _place(module: str) -> Path | None:
+    """Return the file of a module, or the folder of a package, in the working directory."""
+    file = Path(place_of(module).file)
+    place = file.parent if file.name == "__init__.py" else file
+    if place.parent != Path.cwd():
         return None
-    file = Path(spec.origin).resolve()
-    folder = file.parent.parent if file.name == "__init__.py" else file.parent
-    return file if folder == Path.cwd() else None
+    holds_code = place.is_file() or any(place.rglob("*.py"))  # any folder can be a package
+    return place if holds_code else None
 
 
-def _copy(module: str, out: Path) -> bool:
-    """Copy a module into the app, and return whether it could be: it has to be a single file."""
-    file = _file(module)
-    if file is None or file.parent != Path.cwd() or "." in module:
-        return False
-    shutil.copyfile(file, out / file.name)
-    return True
+def _files(module: str) -> list[Path]:
+    """Return the files of a module, or of a package, that the app can hold."""
+    place = _place(module)
+    if place is None or any(fnmatch(place.name, pattern) for pattern in LEFT_OUT):
+        return []
+    if place.suffix == ".py":
+        return [place]
+    return sorted(file for file in place.rglob("*.py") if "__pycache__" not in file.parts)
 
 
 def _template(name: str) -> Template:
@@ -139,7 +151,7 @@ def _template(name: str) -> Template:
 def _template_values(experiment: Experiment, not_copied: list[str]) -> dict[str, str]:
     install = "".join(
         f"\nThe module `{m}` has to be installed there too. Where it is not in editable form, name "
-        f"it there:\n\n    export {VARIABLE}={m.partition('.')[0]}\n"
+        f"it there:\n\n    export {VARIABLE}={m}\n"
         for m in not_copied
     )
     has_own_data = is_on_nodes(experiment)
