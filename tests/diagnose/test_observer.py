@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 import toys
+from fedkeel.cli.common import Given
 from fedkeel.cli.experiment import read_experiment
 from fedkeel.config.diagnose import KINDS
 from fedkeel.engine.prepared import Prepared
@@ -287,10 +288,9 @@ def test_tasks_without_labels_have_what_has_a_meaning() -> None:
 
 
 def test_the_command_takes_kinds() -> None:
-    kinds = ["diagnose.every=3"], "forgetting,cka"
-    assert read_experiment(None, "digits", *kinds).diagnose == fk.Diagnose(
-        kinds=("forgetting", "cka"), every=3
-    )
-    assert read_experiment(None, "digits", []).diagnose == fk.Diagnose()
+    digits = Given(None, "digits", (), trust=False)
+    found = read_experiment(digits, "diagnose.every=3", diagnose="forgetting,cka")
+    assert found.diagnose == fk.Diagnose(kinds=("forgetting", "cka"), every=3)
+    assert read_experiment(digits).diagnose == fk.Diagnose()
     with pytest.raises(ConfigError, match="'kinds' has 'cka' twice"):
         fk.Diagnose(kinds="cka, cka")

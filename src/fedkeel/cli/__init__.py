@@ -40,19 +40,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(cls=Command)(new)
-app.command(cls=Command)(run)
-app.command(cls=Command)(compare)
-app.command(cls=Command)(tune)
-app.command(cls=Command)(doctor)
-app.command(cls=Command)(audit)
-app.command(cls=Command)(methods)
-app.command(cls=Command)(check)
-app.command(cls=Command)(report)
-app.command(cls=Command)(rank)
-app.command(cls=Command)(reproduce)
-app.command(cls=Command)(predict)
-app.command(cls=Command)(export)
+for command in (
+    *(new, run, compare, tune, doctor, audit, methods, check),
+    *(report, rank, reproduce, predict, export),
+):
+    app.command(cls=Command)(command)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
 

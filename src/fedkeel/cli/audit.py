@@ -7,25 +7,12 @@ from typing import Any
 
 import typer
 
-from fedkeel.cli.common import (
-    EXPERIMENT,
-    JSON,
-    PRESET,
-    QUIET,
-    SET,
-    TRUST,
-    document,
-    page_written,
-    say,
-    stderr,
-)
+from fedkeel.cli.common import JSON, QUIET, Given, page_written, say, show, stderr, takes_experiment
 
 
+@takes_experiment
 def audit(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
+    given: Given,
     attacks: str = typer.Option(
         None, "--attacks", metavar="NAMES", help="E.g. dlg,labels; all but lira else."
     ),
@@ -45,16 +32,13 @@ def audit(
     writes a page with originals and reconstructions. Attacks that were made are used again: run the
     same command to continue.
     """
-    from rich.console import Console
-
     from fedkeel import config
-    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.cli.experiment import read_experiment, shown_progress
     from fedkeel.leakage.examine import examine
     from fedkeel.records.audit import write_audit
     from fedkeel.report.audit_page import write_audit_page
     from fedkeel.report.audit_text import terminal_page
     from fedkeel.runner.prepare import gather
-    from fedkeel.runner.progress import progress_display
 
     chosen: dict[str, Any] = {
         "attacks": attacks,
@@ -67,20 +51,12 @@ def audit(
     }
     values = {name: value for name, value in chosen.items() if value is not None}
     wanted = config.build(config.Audit, values, "audit")
-    experiment = read_experiment(path, preset, settings, trust=trust)
+    experiment = read_experiment(given)
     out = Path("runs") / f"{experiment.name}-audit" if out is None else out
-    console = stderr()
     ingredients = gather(experiment)
-    try:
-        with progress_display(console, quiet) as display:
-            record = examine(experiment, ingredients, wanted, out, display)
-    except KeyboardInterrupt:
-        say(console, "stopped; the same command goes on from what was saved")
-        raise typer.Exit(130) from None
+    with shown_progress(quiet) as display:
+        record = examine(experiment, ingredients, wanted, out, display)
     write_audit(record, out)
     page = page_written(lambda: write_audit_page(record, out / "audit.html"))
-    if as_json:
-        document(record.to_json())
-    else:
-        Console().print(terminal_page(record))
-    say(console, f"page    {page}")
+    show(as_json, record.to_json(), terminal_page(record))
+    say(stderr(), f"page    {page}")

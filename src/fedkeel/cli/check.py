@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, TRUST, document
+from fedkeel.cli.common import JSON, Given, document, takes_experiment
 from fedkeel.errors import counted
 
 
-def check(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
-    as_json: bool = JSON,
-) -> None:
+@takes_experiment
+def check(given: Given, as_json: bool = JSON) -> None:
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.cost.memory import check_disk
@@ -23,7 +18,7 @@ def check(
     from fedkeel.runner.manifest import describe_run
     from fedkeel.runner.prepare import gather, prepare
 
-    experiment = read_experiment(path, preset, settings, trust=trust)
+    experiment = read_experiment(given)
     prepared = prepare(experiment, gather(experiment))
     check_disk(prepared, Path("runs") / experiment.name)
     record = describe_run(prepared)

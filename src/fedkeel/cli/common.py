@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import functools
+import inspect
 import io
 import json
 import os
@@ -10,11 +12,12 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from fedkeel.errors import RunError, did_you_mean, printable
@@ -42,6 +45,43 @@ TRUST = typer.Option(
 )
 JSON = typer.Option(False, "--json", help="Print one JSON document on standard output.")
 QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a command is given of its experiment.
+
+    Args:
+        path: experiment file or run folder.
+        preset: name of an experiment that comes with fedkeel, in place of a path.
+        settings: settings that are changed, as ``KEY=VALUE``.
+        trust: whether code may be imported that a run folder names which was not made here.
+    """
+
+    path: Path | None
+    preset: str | None
+    settings: tuple[str, ...]
+    trust: bool
+
+
+def takes_experiment(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its experiment, in place of its first argument, a `Given`."""
+
+    def called(
+        path: Path = EXPERIMENT,
+        preset: str = PRESET,
+        settings: list[str] = SET,
+        trust: bool = TRUST,
+        **options: Any,  # noqa: ANN401 - the command's own
+    ) -> None:
+        command(Given(path, preset, tuple(settings or ()), trust), **options)
+
+    *shared, _ = inspect.signature(called, eval_str=True).parameters.values()
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    functools.update_wrapper(called, command)
+    called.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    called.__annotations__ = {option.name: option.annotation for option in (*shared, *own)}
+    return called
 
 
 def _unescaped(help_text: str) -> str:
@@ -174,6 +214,15 @@ def stderr() -> Console:
 def document(value: Any) -> None:  # noqa: ANN401 - any JSON value
     """Print a JSON document on standard output."""
     print(json.dumps(value, indent=1, allow_nan=False))
+
+
+def show(as_json: bool, value: Any, *shown: RenderableType) -> None:  # noqa: ANN401 - as above
+    """Print a result on standard output: as a JSON document, or for readers."""
+    if as_json:
+        document(value)
+    else:
+        for item in shown:
+            Console().print(item)
 
 
 def default_folder(name: str, command: str) -> Path:

@@ -8,26 +8,22 @@ import typer
 
 from fedkeel.cli.common import (
     DIAGNOSE,
-    EXPERIMENT,
     JSON,
-    PRESET,
     QUIET,
-    SET,
-    TRUST,
+    Given,
     default_folder,
-    document,
     page_written,
     say,
+    show,
     stderr,
+    takes_experiment,
 )
 from fedkeel.errors import counted
 
 
+@takes_experiment
 def compare(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
+    given: Given,
     methods: str = typer.Option(
         None,
         "--methods",
@@ -48,41 +44,30 @@ def compare(
     Finished runs are used again, unfinished ones are continued: run the same command to continue
     after an interrupt, or with more methods or seeds to extend the comparison.
     """
-    from rich.console import Console
-
-    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.cli.experiment import read_experiment, shown_progress
     from fedkeel.method.grammar import split_expressions
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.client_gains import terminal_client_table
     from fedkeel.report.page import write_report
     from fedkeel.report.tables import terminal_table
     from fedkeel.runner.prepare import gather
-    from fedkeel.runner.progress import progress_display
     from fedkeel.study.compare import compare as compare_methods
 
-    experiment = read_experiment(path, preset, settings, diagnose, trust=trust)
+    experiment = read_experiment(given, diagnose=diagnose)
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )
     out = default_folder(experiment.name, "compare") if out is None else out
     console = stderr()
     ingredients = gather(experiment)
-    try:
-        with progress_display(console, quiet) as display:
-            seeds = seeds or experiment.compare.seeds
-            comparison = compare_methods(experiment, ingredients, expressions, seeds, out, display)
-    except KeyboardInterrupt:
-        say(console, "stopped; the same command goes on from what was saved")
-        raise typer.Exit(130) from None
+    with shown_progress(quiet) as display:
+        seeds = seeds or experiment.compare.seeds
+        comparison = compare_methods(experiment, ingredients, expressions, seeds, out, display)
     page = page_written(
         lambda: write_report(runs_of(out), out / "report.html", title=experiment.name)
     )
-    if as_json:
-        document(comparison.rows)
-    else:
-        Console().print(terminal_table(comparison.table))
-        if comparison.clients:
-            Console().print(terminal_client_table(comparison.clients))
+    clients = [terminal_client_table(comparison.clients)] if comparison.clients else []
+    show(as_json, comparison.rows, terminal_table(comparison.table), *clients)
     for sentence in comparison.notes:
         say(console, sentence)
     warnings = [text for result in comparison.results for text in result.record.warnings]

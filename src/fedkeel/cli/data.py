@@ -6,22 +6,19 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 
 import typer
 from rich.console import Console
 
 from fedkeel.cli.common import (
-    EXPERIMENT,
     JSON,
-    PRESET,
-    SET,
-    TRUST,
     Command,
     CommandGroup,
+    Given,
     document,
     say,
     stderr,
+    takes_experiment,
 )
 
 app = typer.Typer(
@@ -104,18 +101,13 @@ def _lines(console: Console, seconds: float = 10.0) -> Show:
 
 
 @app.command("inspect", cls=Command)
-def inspect(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
-    as_json: bool = JSON,
-) -> None:
+@takes_experiment
+def inspect(given: Given, as_json: bool = JSON) -> None:
     """Show how an experiment divides its data: sizes, and each client's labels."""
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.runner.prepare import gather
 
-    experiment = read_experiment(path, preset, settings, trust=trust)
+    experiment = read_experiment(given)
     federation = gather(experiment).clients(experiment.seed)
     sizes = federation.sizes.tolist()
     if as_json:

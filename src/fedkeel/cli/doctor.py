@@ -6,26 +6,13 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import (
-    EXPERIMENT,
-    JSON,
-    PRESET,
-    QUIET,
-    SET,
-    TRUST,
-    document,
-    page_written,
-    say,
-    stderr,
-)
+from fedkeel.cli.common import JSON, QUIET, Given, page_written, say, show, stderr, takes_experiment
 from fedkeel.cli.environment import ENVIRONMENT
 
 
+@takes_experiment
 def doctor(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
+    given: Given,
     rounds: int = typer.Option(None, "--rounds", min=1, help="Rounds of a trial; 20 else."),
     methods: str = typer.Option(
         None, "--methods", help="Methods that are tried, separated by commas; all that suit else."
@@ -45,37 +32,27 @@ def doctor(
     """
     import json
 
-    from rich.console import Console
-
-    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.cli.experiment import read_experiment, shown_progress
     from fedkeel.method.grammar import split_expressions
     from fedkeel.records.files import write_text
     from fedkeel.report.doctor_page import write_doctor_page
     from fedkeel.report.doctor_text import terminal_page
     from fedkeel.runner.prepare import gather
-    from fedkeel.runner.progress import WithoutScores, progress_display
+    from fedkeel.runner.progress import WithoutScores
     from fedkeel.study.doctor import examine
 
-    experiment = read_experiment(path, preset, settings, trust=trust)
+    experiment = read_experiment(given)
     out = Path("runs") / f"{experiment.name}-doctor" if out is None else out
-    console = stderr()
     chosen = None if methods is None else split_expressions(methods)
     ingredients = gather(experiment)
-    try:
-        with progress_display(console, quiet) as display:
-            follow = WithoutScores(display)
-            record = examine(experiment, ingredients, rounds, out, follow, jobs, chosen)
-    except KeyboardInterrupt:
-        say(console, "stopped; the same command goes on from what was saved")
-        raise typer.Exit(130) from None
+    with shown_progress(quiet) as display:
+        follow = WithoutScores(display)
+        record = examine(experiment, ingredients, rounds, out, follow, jobs, chosen)
     values = record.to_json()
     write_text(out / "doctor.json", json.dumps(values, indent=1, allow_nan=False) + "\n")
     advised = out / "advised.toml"
     write_text(advised, record.experiment)
     page = page_written(lambda: write_doctor_page(record, out / "doctor.html"))
-    if as_json:
-        document(values)
-    else:
-        Console().print(terminal_page(record))
-    say(console, f"page    {page}")
-    say(console, f"next    fedkeel tune {advised}")
+    show(as_json, values, terminal_page(record))
+    say(stderr(), f"page    {page}")
+    say(stderr(), f"next    fedkeel tune {advised}")

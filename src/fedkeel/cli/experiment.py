@@ -1,38 +1,50 @@
-"""Reading the experiment that a command was given."""
+"""Reading the experiment that a command was given, and ending the command when it is stopped."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
+import typer
+
+from fedkeel.cli.common import Given, say, stderr
 from fedkeel.config import Experiment, load
 from fedkeel.config.code_names import IMPORT_PATH, names_to_trust
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.records.folder import RunFolder
+from fedkeel.runner.progress import ProgressDisplay, progress_display
 from fedkeel.trust import check_trusted
 
 
-def read_experiment(
-    path: Path | None,
-    preset: str | None,
-    overrides: list[str] | None,
-    diagnose: str | None = None,
-    trust: bool = False,
-) -> Experiment:
+@contextmanager
+def shown_progress(
+    quiet: bool, go_on: str = "the same command goes on from what was saved"
+) -> Iterator[ProgressDisplay]:
+    """Show the progress of runs; where they are stopped, say how to go on, and end the command."""
+    try:
+        with progress_display(stderr(), quiet) as display:
+            yield display
+    except KeyboardInterrupt:
+        say(stderr(), f"stopped; {go_on}")
+        raise typer.Exit(130) from None
+
+
+def read_experiment(given: Given, *more: str, diagnose: str | None = None) -> Experiment:
     """Read the experiment that a command was given.
 
     Args:
-        path: experiment file or run folder.
-        preset: name of an experiment that comes with fedkeel, in place of a path.
-        overrides: settings that are changed, as ``KEY=VALUE``.
+        given: the experiment, and settings that are changed.
+        more: more of these, as ``KEY=VALUE``.
         diagnose: kinds of diagnostics, in place of those in the file.
-        trust: whether code may be imported that a run folder names which was not made here.
 
     Raises:
         ConfigError: none was given, or two, or it cannot be read.
         RunError: it is a run folder that names code, was not made here, and is not trusted.
     """
+    path, preset = given.path, given.preset
     if (path is None) == (preset is None):
         raise ConfigError(
             "Give an experiment file or a preset.",
@@ -48,12 +60,12 @@ def read_experiment(
             do = did_you_mean(str(preset), known)
             raise ConfigError(f"There is no preset {preset!r}.", do=do)
         path = Path(str(folder.joinpath(f"{preset}.toml")))
-    changed = [*(overrides or ()), *([f"diagnose.kinds={diagnose}"] if diagnose else [])]
+    changed = [*given.settings, *more, *([f"diagnose.kinds={diagnose}"] if diagnose else [])]
     file = path / "config.toml" if os.path.isdir(path) else path
     experiment = load(file, changed)
     if os.path.isdir(path) or RunFolder(file.parent).holds(file):
         typed = {text.partition("=")[2].strip("'\" ") for text in changed}
         typed |= {name for text in changed for name in IMPORT_PATH.findall(text)}
         by_folder = {(key, name) for key, name in names_to_trust(experiment) if name not in typed}
-        check_trusted(file.parent, by_folder, trust)
+        check_trusted(file.parent, by_folder, given.trust)
     return experiment

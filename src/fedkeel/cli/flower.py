@@ -9,19 +9,17 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkeel.cli.common import (
-    EXPERIMENT,
     JSON,
-    PRESET,
     QUIET,
-    SET,
-    TRUST,
     Command,
     CommandGroup,
+    Given,
     default_folder,
     document,
     page_written,
     say,
     stderr,
+    takes_experiment,
     values_of,
 )
 from fedkeel.errors import ConfigError, RunError, printable
@@ -33,11 +31,9 @@ app = typer.Typer(
 
 
 @app.command(cls=Command)
+@takes_experiment
 def up(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
+    given: Given,
     nodes: int = typer.Option(3, "--nodes", min=1, help="SuperNodes, which share the clients."),
     data: list[str] = typer.Option(None, "--data", help="Data of one node; repeatable."),
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
@@ -48,14 +44,13 @@ def up(
 ) -> None:
     """Start SuperLink and SuperNodes on this machine, make a run with them, and end them."""
     _check_installed()
-    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.cli.experiment import read_experiment, shown_progress
     from fedkeel.flower.data_on_nodes import is_on_nodes
     from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
     from fedkeel.records.folder import RunFolder
     from fedkeel.report.page import write_report
-    from fedkeel.runner.progress import progress_display
 
-    experiment = read_experiment(path, preset, settings, trust=trust)
+    experiment = read_experiment(given)
     out = default_folder(experiment.name, "run") if out is None else out
     console = stderr()
     count, needed = len(data or ()), experiment.partition.clients or 0
@@ -67,12 +62,9 @@ def up(
             expected=f"{needed} times --data",
         )
     configs = data_configs(data) if data else shared_configs(nodes)
-    try:
-        with progress_display(console, quiet) as progress:
-            result = run_locally(experiment, out, configs, progress, resume, secure)
-    except KeyboardInterrupt:
-        say(console, "stopped; to go on from what was saved: the same command with --resume")
-        raise typer.Exit(130) from None
+    go_on = "to go on from what was saved: the same command with --resume"
+    with shown_progress(quiet, go_on) as progress:
+        result = run_locally(experiment, out, configs, progress, resume, secure)
     page = page_written(lambda: write_report([out], out / "report.html"))
     rows = result.rows
     if as_json:
@@ -104,20 +96,15 @@ def up(
 
 
 @app.command(cls=Command)
-def export(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
-    out: Path = typer.Option(..., "--out", help="Folder of the app."),
-) -> None:
+@takes_experiment
+def export(given: Given, out: Path = typer.Option(..., "--out", help="Folder of the app.")) -> None:
     """Write a complete Flower app: the experiment, both ends, and a README with every command."""
     _check_installed()
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.flower.export import export as write
 
     console = stderr()
-    experiment = read_experiment(path, preset, settings, trust=trust)
+    experiment = read_experiment(given)
     for module in write(experiment, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
     if experiment.engine.device == "cuda" or experiment.engine.devices:

@@ -9,25 +9,21 @@ import typer
 
 from fedkeel.cli.common import (
     DIAGNOSE,
-    EXPERIMENT,
     JSON,
-    PRESET,
     QUIET,
-    SET,
-    TRUST,
+    Given,
     default_folder,
-    document,
     page_written,
     say,
+    show,
     stderr,
+    takes_experiment,
 )
 
 
+@takes_experiment
 def run(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
+    given: Given,
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
     resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
     rounds: int = typer.Option(
@@ -38,8 +34,6 @@ def run(
     quiet: bool = QUIET,
 ) -> None:
     """Train one method, and write a run folder."""
-    from rich.console import Console
-
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.engine.process.interrupts import interrupts
     from fedkeel.records.run_record import to_json
@@ -54,8 +48,8 @@ def run(
     from fedkeel.runner.tracking import trackers
     from fedkeel.study.comparison import Comparison
 
-    settings = [*(settings or []), *([] if rounds is None else [f"rounds={rounds}"])]
-    experiment = read_experiment(path, preset, settings, diagnose, trust=trust)
+    more = () if rounds is None else (f"rounds={rounds}",)
+    experiment, path = read_experiment(given, *more, diagnose=diagnose), given.path
     if out is None:
         is_folder = path is not None and os.path.isdir(path)
         out = path if is_folder else default_folder(experiment.name, "run")
@@ -72,29 +66,28 @@ def run(
             raise typer.Exit(130) from None
     page = page_written(lambda: write_report([out], out / "report.html"))
     record, last = result.record, result.rows[-1]
-    clients = personal_rows(load_runs([out]))
-    if as_json:
-        document(
-            {
-                "run_dir": str(out),
-                "status": record.status,
-                "message": record.message,
-                "rounds": last.round,
-                "epsilon": last.epsilon,
-                "best": result.best,
-                "last": result.last,
-                "best_model": None if record.best_model is None else to_json(record.best_model),
-                "clients": [row.to_json() for row in clients],
-                "warnings": record.warnings,
-                "bytes_up": sum(sum(row.bytes_up.values()) for row in result.rows),
-                "bytes_down": sum(sum(row.bytes_down.values()) for row in result.rows),
-            }
-        )
-    else:
-        Console().print(terminal_table(Comparison([result]).table))
-        if clients:
-            Console().print(terminal_client_table(clients))
-    for sentence in problems(load_runs([out])):
+    runs = load_runs([out])
+    clients = personal_rows(runs)
+    show(
+        as_json,
+        {
+            "run_dir": str(out),
+            "status": record.status,
+            "message": record.message,
+            "rounds": last.round,
+            "epsilon": last.epsilon,
+            "best": result.best,
+            "last": result.last,
+            "best_model": None if record.best_model is None else to_json(record.best_model),
+            "clients": [row.to_json() for row in clients],
+            "warnings": record.warnings,
+            "bytes_up": sum(sum(row.bytes_up.values()) for row in result.rows),
+            "bytes_down": sum(sum(row.bytes_down.values()) for row in result.rows),
+        },
+        terminal_table(Comparison([result]).table),
+        *([terminal_client_table(clients)] if clients else []),
+    )
+    for sentence in problems(runs):
         say(console, sentence)
     for warning in record.warnings if quiet else ():
         say(console, f"warning: {warning}")

@@ -6,24 +6,12 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import (
-    EXPERIMENT,
-    JSON,
-    PRESET,
-    QUIET,
-    SET,
-    TRUST,
-    document,
-    say,
-    stderr,
-)
+from fedkeel.cli.common import JSON, QUIET, Given, say, show, stderr, takes_experiment
 
 
+@takes_experiment
 def tune(
-    path: Path = EXPERIMENT,
-    preset: str = PRESET,
-    settings: list[str] = SET,
-    trust: bool = TRUST,
+    given: Given,
     methods: str = typer.Option(
         None,
         "--methods",
@@ -46,43 +34,32 @@ def tune(
     """
     from dataclasses import asdict
 
-    from rich.console import Console
-
-    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.cli.experiment import read_experiment, shown_progress
     from fedkeel.method.grammar import split_expressions
     from fedkeel.runner.prepare import gather
-    from fedkeel.runner.progress import progress_display
     from fedkeel.study.tune import tune as search
     from fedkeel.study.tuning_result import experiment_files
     from fedkeel.study.tuning_table import tuning_table
 
     budget = {"trials": trials, "seeds": seeds}
     overrides = [f"tune.{name}={value}" for name, value in budget.items() if value is not None]
-    experiment = read_experiment(path, preset, [*(settings or ()), *overrides], trust=trust)
+    experiment = read_experiment(given, *overrides)
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )
     out = Path("runs") / f"{experiment.name}-tune" if out is None else out
     console = stderr()
     ingredients = gather(experiment)
-    try:
-        with progress_display(console, quiet) as display:
-            result = search(
-                experiment, ingredients, expressions, experiment.tune, out, jobs, display
-            )
-    except KeyboardInterrupt:
-        say(console, "stopped; the same command goes on from what was saved")
-        raise typer.Exit(130) from None
+    with shown_progress(quiet) as display:
+        result = search(experiment, ingredients, expressions, experiment.tune, out, jobs, display)
     if not result.complete:
         say(
             console,
             f"interrupted after {len(result.trials)} trials; the same command goes on there",
         )
         raise typer.Exit(130)
-    if as_json:
-        document([asdict(row) for row in result.rows])
-    else:
-        Console().print(tuning_table(result.rows, result.validation_examples))
+    table = tuning_table(result.rows, result.validation_examples)
+    show(as_json, [asdict(row) for row in result.rows], table)
     for sentence in result.notes:
         say(console, sentence)
     say(console, f"runs    {out}")
