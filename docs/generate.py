@@ -35,7 +35,7 @@ from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.checks import INTERNAL_MEMBERS
 from fedkeel.method.context import ClientInfo, Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.docs.bibliography import reference
-from fedkeel.method.docs.page import markdown, page
+from fedkeel.method.docs.page import exceptions, markdown, page
 from fedkeel.method.grammar import parse
 from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import (
@@ -338,7 +338,7 @@ call or its files, and 130 after an interrupt that ended cleanly.
 
 def pages() -> dict[str, str]:
     """Return every generated page by its path below docs/."""
-    out = {f"methods/{name}.md": markdown(page(name, footprint_lines(name))) for name in REGISTRY}
+    out = {f"methods/{name}.md": method(name) for name in REGISTRY}
     out["methods/index.md"] = table()
     out["methods/legality.md"] = legality()
     out["reference/roles.md"] = roles()
@@ -348,6 +348,12 @@ def pages() -> dict[str, str]:
     out["reference/command.md"] = command()
     out["reference/modules.md"] = modules()
     return {path: NOTICE + text for path, text in out.items()}
+
+
+def method(name: str) -> str:
+    """Return the page of a method; it names no other method, so a new one does not change it."""
+    blocks = [*page(name, footprint_lines(name)), *exceptions(name)]
+    return f"{markdown(blocks)}\n[All refused pairs by name](legality.md#by-method).\n"
 
 
 def table() -> str:
@@ -403,7 +409,16 @@ def legality() -> str:
         "",
         "The check needs no data. Every reason lies between two methods, so any number of methods "
         "can be combined where every two of them can.",
+        "",
+        "## By method",
+        "",
+        _row(["method", "cannot be combined with"]),
+        _row(["---"] * 2),
     ]
+    for a in names:
+        others = [f"`{b}`" for b in names if a != b and not verdicts[a, b].legal]
+        if others:
+            out.append(_row([f"[`{a}`]({a}.md)", ", ".join(others)]))
     for code, why in REASONS.items():
         if code != LEGAL and _used(verdicts, code):
             out += ["", f"## {TITLES[code]}", "", f"{why[0].upper()}{why[1:]}", ""]

@@ -7,12 +7,16 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import pytest
 
 from fedkeel.config import Experiment, build, paths
 from fedkeel.method.legality import all_pairs, verdict
-from fedkeel.method.registry import REGISTRY
+from fedkeel.method.part import Capability
+from fedkeel.method.parts.fedavgm import ServerMomentum
+from fedkeel.method.registry import REGISTRY, Recipe
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
 
@@ -21,14 +25,24 @@ REFERENCE = ("command.md", "configuration.md", "modules.md", "roles.md", "run-fo
 SOURCE = DOCS.parent / "src" / "fedkeel"
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the pages as they would be written now."""
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+def script(path: Path) -> ModuleType:
+    """A file of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    return script(DOCS / "generate.py")
+
+
+@pytest.fixture(scope="module")
+def fresh(generate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the pages as they would be written now."""
     folder = tmp_path_factory.mktemp("docs")
     generate.write(folder)
     return folder
@@ -75,6 +89,30 @@ def test_there_is_a_page_for_every_method(fresh: Path) -> None:
     )
 
 
+class Demanding(ServerMomentum):
+    __doc__ = ServerMomentum.__doc__
+    name = "demanding"
+    weights = "processed"
+    breaks = frozenset(Capability)
+
+
+def test_a_new_method_changes_its_own_page_and_the_lists(
+    generate: ModuleType, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that cannot be combined with most others."""
+    recipe = Recipe("hsu2019", "asks for much", {"": Demanding})
+    monkeypatch.setitem(cast("dict[str, Recipe]", REGISTRY), "demanding", recipe)
+    written = generate.pages()
+    changed = {path for path, text in written.items() if text != text_of(fresh / path)}
+    assert changed == {f"methods/{name}.md" for name in ("demanding", "index", "legality")}
+    (row,) = re.findall(r"^\| \[`demanding`\].*", written["methods/legality.md"], re.MULTILINE)
+    assert row.count("`") > 2 * 80
+
+
+def text_of(path: Path) -> str:
+    return path.read_text("utf-8") if path.exists() else ""
+
+
 def test_every_method_was_measured(fresh: Path) -> None:
     for path, text in pages(fresh).items():
         assert "not measured" not in text, path
@@ -86,8 +124,12 @@ def test_every_pair_that_is_refused_is_listed(fresh: Path) -> None:
     text = (fresh / "methods" / "legality.md").read_text("utf-8")
     refused = [(one, other) for one, other in all_pairs() if not verdict(one, other).legal]
     assert len(refused) > 50
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\(\w+\.md\) \| (.*) \|$", text, re.MULTILINE))
     for one, other in refused:
         assert re.search(rf"^- `{one}` with .*`{other}`", text, re.MULTILINE), (one, other)
+        assert f"`{other}`" in rows[one]
+        assert f"`{one}`" in rows[other]
+    assert sum(row.count("`") // 2 for row in rows.values()) == 2 * len(refused)
     listed = re.findall(r"^- `(\w+)` with ([^:\n]*)", text, re.MULTILINE)
     assert sum(names.count("`") // 2 for _, names in listed) == len(refused)
 

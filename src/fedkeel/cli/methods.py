@@ -62,11 +62,12 @@ def _check(expression: str, as_json: bool) -> None:
 def _print_page(expression: str) -> None:
     from shutil import get_terminal_size
 
-    from fedkeel.method.docs.page import page, terminal
+    from fedkeel.method.docs.page import page, partners, terminal
     from fedkeel.study.footprint import footprint_lines
 
     width = max(40, min(get_terminal_size().columns, 100))
-    print(terminal(page(expression, footprint_lines(expression)), width))
+    blocks = [*page(expression, footprint_lines(expression)), *partners(expression)]
+    print(terminal(blocks, width))
 
 
 def _objects(expression: str) -> list[dict[str, Any]]:

@@ -404,7 +404,7 @@ _NEED_HINTS = {
 def _check_breaks(parts: Sequence[Part], expression: str) -> None:
     for breaker in parts:
         for part in parts:
-            for broken in sorted(needs_of(part) & _broken(breaker), key=lambda n: n.name):
+            for broken in sorted(needs_of(part) & broken_by(breaker), key=lambda n: n.name):
                 if part is breaker:
                     continue
                 raise CompositionError(
@@ -449,7 +449,7 @@ _WITHOUT_SHARED = frozenset(
 """Roles that have something to do where clients share no parameters."""
 
 
-def _broken(part: Part) -> frozenset[Capability]:
+def broken_by(part: Part) -> frozenset[Capability]:
     """Return what others cannot have beside a part.
 
     What a loss takes from a preparation is there in a step alone: not before training, and not

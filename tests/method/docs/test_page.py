@@ -13,10 +13,10 @@ from fedkeel.method.docs.bibliography import entries, reference
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.docs.describe import facts
 from fedkeel.method.docs.docstring import Maths, read
-from fedkeel.method.docs.page import PageBlock, markdown, page, terminal
+from fedkeel.method.docs.page import PageBlock, exceptions, markdown, page, partners, terminal
 from fedkeel.method.grammar import parse
 from fedkeel.method.index import ALIASES
-from fedkeel.method.legality import WEIGHTS, verdict
+from fedkeel.method.legality import WEIGHTS, all_pairs, verdict
 from fedkeel.method.part import Part
 from fedkeel.method.registry import REGISTRY
 from method.test_plugins import PARTS
@@ -61,9 +61,8 @@ def test_a_page_says_all_that_is_known(entry: str) -> None:
 
 @pytest.mark.parametrize("entry", REGISTRY)
 def test_every_other_method_is_a_partner_or_not(entry: str) -> None:
-    written = markdown(page(entry))
-    partners = written.split("## Partners")[1].split("## Citation")[0]
-    lines = [line for line in partners.splitlines() if line.startswith("- ")]
+    written = markdown(partners(entry))
+    lines = [line for line in written.splitlines() if line.startswith("- ")]
     for other in REGISTRY:
         if other in (entry, "fedavg"):
             continue
@@ -75,10 +74,39 @@ def test_every_other_method_is_a_partner_or_not(entry: str) -> None:
         assert line.startswith(f"- **{expected}**: ")
 
 
+def test_every_refusal_follows_from_a_rule_of_the_two_pages() -> None:
+    rules = {
+        name: {block.label: set(re.findall(r"`([^`]+)`", block.text)) for block in exceptions(name)}
+        for name in REGISTRY
+    }
+
+    def shared(one: str, a: str, other: str, b: str) -> set[str]:
+        return rules[one].get(a, set()) & rules[other].get(b, set())
+
+    for one, other in all_pairs():
+        found = verdict(one, other)
+        same = [label for label in ("Parts", "Roles") if shared(one, label, other, label)]
+        broken = shared(one, "Needs", other, "Breaks") | shared(one, "Breaks", other, "Needs")
+        stated = [rules[name].get("Weights", set()) for name in (one, other)]
+        differ = all(stated) and stated[0] != stated[1]
+        assert found.legal != bool(same or broken or differ), (one, other)
+        if found.code == WEIGHTS:
+            assert not same
+            assert not broken
+
+
+def test_the_rules_of_a_method() -> None:
+    text = markdown(exceptions("momentum"))
+    assert "- **Parts**: one that has `momentum` too\n" in text
+    assert "- **Roles**: one that plays `server optimiser` too, which one part" in text
+    assert "- **Needs**: one that breaks `SHARED_PARAMETERS` (parameters of the model" in text
+    assert "it has no part of its own." in markdown(exceptions("fedavg"))
+
+
 @pytest.mark.parametrize("entry", REGISTRY)
 def test_markdown_is_whole(entry: str) -> None:
     """Dollars and fences come in pairs; nothing in prose starts a tag."""
-    text = markdown(page(entry))
+    text = markdown([*page(entry), *partners(entry), *exceptions(entry)])
     assert text.count("\n$$\n") % 2 == 0
     assert len(re.findall(r"^```", text, re.MULTILINE)) % 2 == 0
     prose = re.sub(r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|\$[^$\n]*\$", "", text, flags=re.DOTALL)
@@ -93,7 +121,8 @@ def test_markdown_is_whole(entry: str) -> None:
 )
 def test_prose_on_a_terminal_is_no_wider_than_it(width: int) -> None:
     for entry in REGISTRY:
-        prose = [b for b in page(entry) if b.kind not in ("code", "maths")]
+        blocks = [*page(entry), *partners(entry), *exceptions(entry)]
+        prose = [b for b in blocks if b.kind not in ("code", "maths")]
         lines = terminal(prose, width).splitlines()
         assert max(map(len, lines)) <= width
         assert any(len(line) > width - 15 for line in lines)
@@ -105,7 +134,7 @@ def test_an_alias_and_an_expression() -> None:
     assert blocks[0] == PageBlock("title", "", "fedprox(mu=0.5)+gcfed.local")
     text = terminal(blocks)
     assert "(`float, >= 0`; here `0.5`)" in text
-    assert "- **Not with**" in markdown(page("fedprox+gcfed"))
+    assert "- **Not with**" in markdown(partners("fedprox+gcfed"))
     assert [b.label for b in blocks if b.kind == "part"] == ["fedprox", "gcfed.local"]
 
 

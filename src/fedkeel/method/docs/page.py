@@ -1,6 +1,8 @@
-"""The page of a method: formula, source, traffic, order of a round, partners, citation.
+"""The page of a method: formula, source, traffic, order of a round, citation, partners.
 
-`page` returns blocks; `markdown` and `terminal` turn blocks into text.
+`page` returns blocks, and so do `partners`, which names every other method, and `exceptions`, which
+has rules in place of names: what is written with it does not change when a method is added.
+`markdown` and `terminal` turn blocks into text.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.compose import Plan, roles_of
+from fedkeel.method.compose import Plan, broken_by, needs_of, roles_of
 from fedkeel.method.docs.bibliography import bibtex, reference
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.docs.describe import Hyperparameter, describe, hyperparameters
@@ -20,8 +22,9 @@ from fedkeel.method.docs.docstring import Maths, read, summary
 from fedkeel.method.grammar import parse
 from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, WEIGHTS, verdict
-from fedkeel.method.part import Part
+from fedkeel.method.part import Capability, Part
 from fedkeel.method.registry import REGISTRY
+from fedkeel.method.roles import ROLES, SLOTS
 
 Kind = Literal["title", "section", "part", "text", "maths", "code", "item"]
 
@@ -66,7 +69,6 @@ def page(expression: str, traffic: Iterable[tuple[str, str]] = ()) -> list[PageB
     traffic_items = [PageBlock("item", text, label) for label, text in traffic]
     if traffic_items:
         blocks += [PageBlock("section", "Sent and kept"), *traffic_items]
-    blocks += [PageBlock("section", "Partners"), *_partners(expression, name)]
     if keys(plan):
         blocks += [
             PageBlock("section", "Citation"),
@@ -127,20 +129,47 @@ def _typed(parameter: Hyperparameter) -> str:
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
-def _partners(expression: str, name: str) -> list[PageBlock]:
+def partners(expression: str) -> list[PageBlock]:
     """Return the methods that a method combines with, and the others by reason."""
+    name = ALIASES.get(expression, expression)
     by_reason: dict[tuple[str, str], list[str]] = {}
     for other in REGISTRY:
         if other not in (name, "fedavg"):
             result = verdict(expression, other)
             reason = result.reason if result.code == BREAKS else REASONS[result.code]
             by_reason.setdefault((result.code, reason), []).append(f"`{other}`")
-    blocks = []
+    blocks = [PageBlock("section", "Partners")]
     for code, reason in sorted(by_reason, key=lambda key: key[0] not in (LEGAL, WEIGHTS)):
         label = {LEGAL: "Combines with", WEIGHTS: "Given weights"}.get(code, "Not with")
         others = ", ".join(by_reason[code, reason])
         blocks.append(PageBlock("item", others if code == LEGAL else f"{others}: {reason}", label))
     return blocks
+
+
+def exceptions(expression: str) -> list[PageBlock]:
+    """Return the rules that exclude methods beside this one, which name no other method."""
+    parts = parse(expression).parts
+    slots = [f"`{ROLES[slot]}`" for slot in SLOTS if any(isinstance(p, slot) for p in parts)]
+    stated = sorted({f"`{part.weights}`" for part in parts if part.weights is not None})
+    rules = [
+        ("Parts", _listed(f"`{part.name}`" for part in parts), "one that has {} too"),
+        ("Roles", _listed(slots), "one that plays {} too, which one part of a method plays"),
+        ("Needs", _capabilities(map(needs_of, parts)), "one that breaks {}"),
+        ("Breaks", _capabilities(map(broken_by, parts)), "one that needs {}"),
+        ("Weights", _listed(stated), "one that states other weights than {}, unless the run does"),
+    ]
+    items = [PageBlock("item", rule.format(what), label) for label, what, rule in rules if what]
+    says = "Combines with every method" + (", except" if items else "; it has no part of its own.")
+    return [PageBlock("section", "Partners"), PageBlock("text", says), *items]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " or ".join(names)
+
+
+def _capabilities(sets: Iterable[frozenset[Capability]]) -> str:
+    found = sorted(frozenset[Capability]().union(*sets), key=lambda one: one.name)
+    return _listed(f"`{one.name}` ({one.value})" for one in found)
 
 
 # --- Markdown --------------------------------------------------------------------------------
