@@ -17,6 +17,7 @@ from fedkeel.method.legality import all_pairs, verdict
 from fedkeel.method.part import Capability
 from fedkeel.method.parts.fedavgm import ServerMomentum
 from fedkeel.method.registry import REGISTRY, Recipe
+from fedkeel.method.roles import ROLES
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
 
@@ -168,6 +169,18 @@ def test_every_field_of_a_record_is_explained(fresh: Path) -> None:
     assert found["run.json"] == [f.name for f in fields(RunRecord)]
 
 
+def test_every_role_is_in_the_guide_and_in_the_picture() -> None:
+    roles = {kind.__name__ for kind in ROLES}
+    guide = (DOCS / "guides" / "write-a-method.md").read_text("utf-8")
+    assert set(re.findall(r"^\| [^|]+ \| `([A-Z]\w+)` \|", guide, re.MULTILINE)) == roles
+    text = (DOCS / "concepts" / "round.md").read_text("utf-8")
+    assert {role for role in roles if f"`{role}`" not in text} == set()
+    drawn = script(DOCS / "images" / "round.py").draw()
+    assert (DOCS / "images" / "round.svg").read_text("utf-8") == drawn
+    words = " ".join(re.findall(r"<text [^>]*>([^<]*)</text>", drawn))
+    assert {role for role in roles if not re.search(rf"\b{role}\b", words)} == set()
+
+
 def test_what_was_tuned_is_shown_on_other_seeds() -> None:
     for page in (DOCS / "guides" / "tune.md", DOCS / "guides" / "which-method.md"):
         shown = re.findall(
@@ -196,6 +209,19 @@ def test_links_lead_somewhere() -> None:
             assert target.exists(), f"{page.name}: {link}"
             if anchor:
                 assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_included_files_are_there() -> None:
+    """A formatter of code in Markdown once turned the sign for it into another."""
+    found = 0
+    for page in DOCS.rglob("*.md"):
+        for line in page.read_text("utf-8").splitlines():
+            if re.match(r"\s*-+ *8 *< *-+", line):
+                name = re.fullmatch(r'--8<-- "(\S+)"', line)
+                assert name, f"{page.name}: {line}"
+                assert (DOCS.parent / name[1]).is_file(), line
+                found += 1
+    assert found == 3
 
 
 def test_every_promise_names_a_test_that_is_there() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-WIDTH, BOX, GAP, TOP = 940, 30, 8, 74
+WIDTH, BOX, GAP, TOP, STRIDE = 940, 30, 8, 74, 12
 SERVER, CLIENT, STEP = "#e8eefc", "#e9f6ec", "#fff6e0"
 COLUMNS = (
     ("1. Server sends", 20, 200, SERVER, ("Dispatch", "Broadcast")),
@@ -14,7 +15,14 @@ COLUMNS = (
         240,
         200,
         CLIENT,
-        ("LocalWork", "ClientState (init)", "Survey", "Preparation"),
+        (
+            "Personal, Phases",
+            "LocalWork",
+            "ClientState (init)",
+            "Survey",
+            "LocalStart",
+            "Preparation",
+        ),
     ),
     (
         "3. Local step, S times",
@@ -22,10 +30,11 @@ COLUMNS = (
         220,
         STEP,
         (
+            "LocalModel",
             "Criterion, LossTerm, Penalty",
             "GradientRule",
             "GradientTransform",
-            "local optimiser",
+            "ClientOptimiser",
             "StepCorrection",
             "Carry",
         ),
@@ -39,12 +48,14 @@ COLUMNS = (
     ),
 )
 ROUND = (
+    "ServerPolicy",
     "CohortTransform",
     "Reduction",
     "AggregateTransform",
     "ServerOptimiser",
     "ServerState, Table",
 )
+EVALUATION = ("FineTuning", "PersonalPrediction")
 
 
 def text(x: float, y: float, words: str, bold: bool = False, anchor: str = "middle") -> str:
@@ -65,10 +76,23 @@ def arrow(path: str) -> str:
     return f'<path d="{path}" fill="none" stroke="#445" stroke-width="1.6" marker-end="url(#tip)"/>'
 
 
+def chain(roles: Sequence[str], y: float) -> list[str]:
+    """Return boxes side by side, as wide as their words, with arrows between them."""
+    out, x = [], 30.0
+    letter = (900 - 20 - (len(ROUND) - 1) * STRIDE) / sum(len(role) + 3 for role in ROUND)
+    for role in roles:
+        if x > 30:
+            out.append(arrow(f"M{x - STRIDE:g} {y + 15:g} L{x - 2:g} {y + 15:g}"))
+        width = letter * (len(role) + 3)
+        out.append(box(x, y, round(width, 1), role))
+        x = round(x + width + STRIDE, 1)
+    return out
+
+
 def draw() -> str:
     """Return the whole picture."""
     out = [f'<rect width="{WIDTH}" height="512" fill="#fbfbfd"/>']
-    height = 6 * (BOX + GAP) + 34
+    height = max(len(roles) for *_, roles in COLUMNS) * (BOX + GAP) + 34
     out.append(text(20, 30, "One round: which role acts when", bold=True, anchor="start"))
     for title, x, width, colour, roles in COLUMNS:
         place = f'x="{x}" y="{TOP - 26}" width="{width}" height="{height}"'
@@ -89,12 +113,12 @@ def draw() -> str:
         )
     )
     out.append(arrow(f"M810 {TOP - 26 + height} L810 {y - 28}"))
-    width = (900 - 20 - 4 * 14) / 5
-    for i, role in enumerate(ROUND):
-        x = 30 + i * (width + 14)
-        out.append(box(x, y + 8, width, role))
-        if i:
-            out.append(arrow(f"M{x - 14:g} {y + 23} L{x - 2:g} {y + 23}"))
+    out += chain(ROUND, y + 8)
+    out.append(f'<rect x="20" y="{y + 72}" width="900" height="84" rx="8" fill="{CLIENT}"/>')
+    out.append(
+        text(32, y + 92, "A client's evaluation, where it is due", bold=True, anchor="start")
+    )
+    out += chain(EVALUATION, y + 106)
     out.append(arrow(f"M60 {y - 26} L60 {TOP - 26 + height + 2}"))
     out.append(text(72, y - 34, "next round", anchor="start"))
     tip = (
@@ -102,11 +126,11 @@ def draw() -> str:
         'markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#445"/></marker></defs>'
     )
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 76}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 174}" '
         'font-family="system-ui, sans-serif" font-size="13.5" fill="#223" role="img" '
         'aria-label="The roles of a round in their order">'
     )
-    out[0] = f'<rect width="{WIDTH}" height="{y + 76}" fill="#fbfbfd"/>'
+    out[0] = f'<rect width="{WIDTH}" height="{y + 174}" fill="#fbfbfd"/>'
     return "\n".join([head, tip, *out, "</svg>", ""])
 
 

@@ -84,6 +84,8 @@ class Part(ABC):
     """Whether a server half of this part stays right where clients began at different models. Its
     docstring says why."""
     preserves_penalty_pull: ClassVar[bool] = True
-    """Whether a penalty's gradient reaches the local step unchanged. Set False if this part
-    evaluates the gradient at another point or rescales it using the data: FedNova's length of the
-    local path then leaves the penalties out."""
+    """Whether a penalty's gradient reaches the local step as it is. A penalty such as FedProx's
+    pulls the model back in each local step, and FedNova and SCAFFOLD count that `Penalty.pull` in
+    the length of the local path, by which they divide. Set it to False if this part takes the
+    gradient at another point, or scales it by something that the data decide: the pull is then left
+    out of the length, as if the method had no penalty."""
