@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import fields
+from html import escape
 from pathlib import Path
 from types import ModuleType
 from typing import cast
 
 import pytest
+import yaml
 
 from fedkeel.config import Experiment, build, paths
 from fedkeel.method.legality import all_pairs, verdict
@@ -222,6 +225,71 @@ def test_included_files_are_there() -> None:
                 assert (DOCS.parent / name[1]).is_file(), line
                 found += 1
     assert found == 3
+
+
+@pytest.fixture(scope="module")
+def offline() -> ModuleType:
+    return script(DOCS / "offline.py")
+
+
+def texts(value: object) -> Iterator[str]:
+    """Every text of a value read from YAML."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inside in value.values() if isinstance(value, dict) else value:
+            yield from texts(inside)
+
+
+def test_the_site_loads_nothing_from_another_host(offline: ModuleType) -> None:
+    """`docs/offline.py` also reads every built page, and ends a build that would."""
+    site = yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text("utf-8"))
+    assert site["theme"]["font"] is False
+    assert site["hooks"] == ["docs/offline.py"]
+    assert [text for text in texts(site) if re.match(r"(\w+:)?//", text)] == []
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text("utf-8")
+        assert not re.search(r"!\[[^\]]*\]\(\w+:", text), page.name
+        assert offline.loaded_from_hosts(text) == [], page.name
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('<script async src="https://a.org/b.js"></script>', True),
+        ('<script type="module">await import("https://a.org/b.mjs")</script>', True),
+        ('<link rel="stylesheet" href="//a.org/b.css">', True),
+        ('<link href="https://a.org" rel="preconnect">', True),
+        ('<img alt="" src=https://a.org/b.png>', True),
+        ("@font-face { src: url('https://a.org/b.woff2') }", True),
+        ('@import "https://a.org/b.css";', True),
+        ('<a href="https://a.org">a</a> <script src="b.js"></script>', False),
+        ('<link rel="canonical" href="https://a.org/">', False),
+        ("src: url(b.woff2)", False),
+    ],
+)
+def test_what_is_loaded_from_another_host_is_found(
+    offline: ModuleType, text: str, found: bool
+) -> None:
+    assert bool(offline.loaded_from_hosts(text)) == found
+
+
+def test_loaders_of_nbconvert_are_left_out(offline: ModuleType) -> None:
+    own = "<script>let own = 1</script>"
+    loader = '<script src="https://a.org/libs/mathjax/2.7.7/latest.js"> </script>'
+    module = '<script type="module">\nimport("https://a.org/mermaid/11/m.mjs")\n</script>'
+    assert offline.on_page_content(f"{own}{loader}<p>{module}{own}") == f"{own}<p>{own}"
+
+
+def test_every_formula_has_mathml(offline: ModuleType) -> None:
+    pytest.importorskip("latex2mathml")
+    found = 0
+    for page in (DOCS / "methods").glob("*.md"):
+        for latex in re.findall(r"^\$\$\n(.*?)\n\$\$$", page.read_text("utf-8"), re.M | re.S):
+            marked = f'<div class="arithmatex">\\[{escape(latex)}\\]</div>'
+            assert offline.on_page_content(marked).startswith("<math"), latex
+            found += 1
+    assert found > 80
 
 
 def test_every_promise_names_a_test_that_is_there() -> None:
