@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import multiprocessing as torch_multiprocessing
 
-from fedkeel.engine.buffers import Buffers
+from fedkeel.engine.buffers import TensorBuffers
 from fedkeel.engine.process.shared_memory import (
     ALIGNMENT,
     fork_shared_memory,
@@ -49,7 +49,7 @@ def filled(value: float) -> dict[str, object]:
 def test_every_tensor_starts_where_torch_would_put_it(
     allocate: Callable[[int], torch.Tensor], rows: int | None
 ) -> None:
-    buffers = Buffers(SPEC, rows, allocate)
+    buffers = TensorBuffers(SPEC, rows, allocate)
     for path, tensor in buffers.tensors.items():
         lead = () if rows is None else (rows,)
         assert tuple(tensor.shape) == (*lead, *SPEC[path].shape)
@@ -59,13 +59,13 @@ def test_every_tensor_starts_where_torch_would_put_it(
             assert tensor.data_ptr() % ALIGNMENT == 0, path
 
 
-def row_of(buffers: Buffers, row: int) -> State:
+def row_of(buffers: TensorBuffers, row: int) -> State:
     return unwalk({path: tensor[row] for path, tensor in buffers.tensors.items()})
 
 
 def test_tensors_do_not_overlap() -> None:
     for rows in (None, 1, 4, 7):
-        buffers = Buffers(SPEC, rows, private_memory)
+        buffers = TensorBuffers(SPEC, rows, private_memory)
         for i, tensor in enumerate(buffers.tensors.values()):
             tensor.fill_(i)
         for i, tensor in enumerate(buffers.tensors.values()):
@@ -73,14 +73,14 @@ def test_tensors_do_not_overlap() -> None:
 
 
 def test_a_misaligned_allocation_is_shifted() -> None:
-    buffers = Buffers(SPEC, 2, lambda n: torch.empty(n + 1, dtype=torch.uint8)[1:])
+    buffers = TensorBuffers(SPEC, 2, lambda n: torch.empty(n + 1, dtype=torch.uint8)[1:])
     assert buffers.tensors["update/w"].data_ptr() % ALIGNMENT == 0
     buffers.write(stack([filled(2.0)]), [1])
     assert (buffers.tensors["update/w"][1] == 2.0).all()
 
 
 def test_a_row_is_written_and_read_alone() -> None:
-    buffers = Buffers(SPEC, 3, private_memory)
+    buffers = TensorBuffers(SPEC, 3, private_memory)
     for row in (0, 1, 2):
         buffers.write(stack([filled(row)]), [row])
     buffers.write(stack([filled(7.0), filled(7.0)]), [1, 1])
@@ -94,7 +94,7 @@ def test_a_row_is_written_and_read_alone() -> None:
 
 
 def test_a_row_is_a_view() -> None:
-    buffers = Buffers(SPEC, 2, private_memory)
+    buffers = TensorBuffers(SPEC, 2, private_memory)
     row_of(buffers, 1)["update"]["w"].fill_(4.0)
     buffers.state(2)["update"]["b"].fill_(5.0)
     assert (buffers.tensors["update/w"][1] == 4.0).all()
@@ -104,7 +104,7 @@ def test_a_row_is_a_view() -> None:
 def test_numbers_without_axes_are_kept_too() -> None:
     """A message may hold a 0-d tensor, such as the counter of a batch normalisation."""
     state = {"n": torch.tensor(3), "deep": {"er": torch.tensor(0.5)}}
-    buffers = Buffers(specs_of(state), None, private_memory)
+    buffers = TensorBuffers(specs_of(state), None, private_memory)
     buffers.write(state)
     assert buffers.state()["n"] == 3
     assert buffers.state()["deep"]["er"] == 0.5
@@ -117,7 +117,7 @@ def test_specs_say_what_a_state_looks_like() -> None:
     assert SPEC["none"].nbytes == 0
 
 
-def _add(buffers: Buffers, row: int) -> None:
+def _add(buffers: TensorBuffers, row: int) -> None:
     buffers.tensors["update/w"][row] += 1.0
 
 
@@ -132,7 +132,7 @@ def _add(buffers: Buffers, row: int) -> None:
 def test_what_another_process_writes(
     allocate: Callable[[int], torch.Tensor], method: str, seen: bool
 ) -> None:
-    buffers = Buffers(SPEC, 2, allocate)
+    buffers = TensorBuffers(SPEC, 2, allocate)
     buffers.tensors["update/w"].zero_()
     process = multiprocessing.get_context(method).Process(target=_add, args=(buffers, 1))
     process.start()
@@ -144,7 +144,7 @@ def test_what_another_process_writes(
 
 def test_a_segment_passes_through_a_pickle() -> None:
     """As spawned processes get it: views of one storage stay views of one storage."""
-    buffers = Buffers(SPEC, 2, shared_segment)
+    buffers = TensorBuffers(SPEC, 2, shared_segment)
     pipe, other = torch_multiprocessing.get_context("fork").Pipe()
     pipe.send(buffers)
     again = other.recv()
@@ -159,7 +159,7 @@ def test_room_for_rows_that_nobody_writes_costs_nothing(
     allocate: Callable[[int], torch.Tensor],
 ) -> None:
     """Fifty thousand clients of ten megabytes, of whom a few take part."""
-    buffers = Buffers({"w": TensorSpec((2_500_000,), torch.float32)}, 50_000, allocate)
+    buffers = TensorBuffers({"w": TensorSpec((2_500_000,), torch.float32)}, 50_000, allocate)
     buffers.tensors["w"][49_999] = 1.0
     assert buffers.tensors["w"][49_999].sum() == 2_500_000
     assert buffers.tensors["w"][0, :10].sum() == 0.0

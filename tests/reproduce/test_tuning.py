@@ -49,12 +49,12 @@ def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:
     table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
     folder = tmp_path / "out" / "tiny-tuned"
 
-    def search(column: str, display: ProgressDisplay) -> tuning.Settings:
+    def search(column: str, display: ProgressDisplay) -> tuning.CellSettings:
         request = TableRequest(tmp_path / "out", columns=(column,), seeds=1, tuned=True)
         return tuning.search(table, request, 1, display).settings
 
     class Waits(ProgressDisplay):
-        other: tuning.Settings | None = None
+        other: tuning.CellSettings | None = None
 
         def end(self, run: str, how: str) -> None:
             self.other = self.other or search("plain", ProgressDisplay())

@@ -14,7 +14,7 @@ Value = bool | int | float | str
 """A setting, or a hyper-parameter of a part."""
 
 Metric = Literal["best", "last", "last_mean"]
-Sampler = Literal["grid", "random", "tpe"]
+SamplerName = Literal["grid", "random", "tpe"]
 Split = Literal["validation", "test"]
 
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -81,7 +81,7 @@ class Space(Settings):
 
     space: dict[str, Choices] = Field(default_factory=_learning_rates)
     method: dict[str, dict[str, Choices]] = Field(default_factory=dict)
-    sampler: Sampler | None = None
+    sampler: SamplerName | None = None
     trials: int | None = Field(None, ge=1)
     seeds: int = Field(1, ge=1)
     seed: int | None = Field(None, ge=0, le=2**32 - 1)

@@ -17,7 +17,7 @@ from fedkeel import config
 from fedkeel.cost.evaluation import evaluation_memory
 from fedkeel.data.values import Values, rows_of
 from fedkeel.dispatch import OperationMode
-from fedkeel.engine.prepared import Place, Prepared
+from fedkeel.engine.prepared import Prepared, StatePlace
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, client_state_spec, with_empty_answers
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.layout import RowLayout, row_layout
@@ -131,7 +131,7 @@ def _row_bytes(prepared: Prepared) -> int:
     return layout.nbytes + RowLayout(prepared.table).nbytes
 
 
-def choose_place(prepared: Prepared) -> Place:
+def choose_place(prepared: Prepared) -> StatePlace:
     """Return where client state lives.
 
     Whether the disk has enough space depends on the folder: see `check_disk`.
@@ -141,7 +141,7 @@ def choose_place(prepared: Prepared) -> Place:
     """
     estimate, requested = estimate_run(prepared), prepared.settings.engine
     rows, budget = estimate.rows, _budget(requested)
-    place: Place = "memory"
+    place: StatePlace = "memory"
     if rows and requested.state == "disk":
         place = "disk"
     elif rows and requested.state == "auto":

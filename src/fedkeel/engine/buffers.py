@@ -22,7 +22,7 @@ RowBytes = dict[str, NDArray[np.uint8]]
 """Bytes of n rows by path: [n, bytes of a row]."""
 
 
-class Buffers:
+class TensorBuffers:
     """Named tensors [rows, ...] in one allocation.
 
     Args:

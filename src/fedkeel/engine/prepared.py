@@ -29,7 +29,7 @@ from fedkeel.tree import Tree
 RUNNING_STATISTICS = ("running_mean", "running_var")
 """How the names of the buffers end that a layer learns and normalises with."""
 
-Place = Literal["memory", "disk"]
+StatePlace = Literal["memory", "disk"]
 """Where the clients' state lives."""
 
 
@@ -82,7 +82,7 @@ class Prepared:
     population: Population
     ingredients: Ingredients
     key: str = ""
-    state: Place = "memory"
+    state: StatePlace = "memory"
     unseen: tuple[str, ...] = ()
     pooled: Federation | None = None
     budget: Budget | None = None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import ClientJob, ReportProgress, TrainingSetup
-from fedkeel.engine.buffers import Buffers, RowBytes
+from fedkeel.engine.buffers import RowBytes, TensorBuffers
 from fedkeel.engine.local import PHASES
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.rehearsal import (
@@ -92,14 +92,16 @@ class ReplyRows:
         client_state = self._client_state_spec if store is None else {}
         counts = {name: TensorSpec((), dtype) for name, dtype in COUNTS.items()}
         seconds = {name: TensorSpec((), torch.float64) for name in (*PHASES, PROCESSOR)}
-        self._sums = Buffers(summed, capacity, allocate)  # in the first row of a work item
-        self._replies = Buffers(replies, capacity, allocate)
-        self._client_state = Buffers(client_state, capacity, allocate)
-        self._counts = Buffers(counts, capacity, allocate)
-        self._seconds = Buffers(seconds, capacity, allocate)  # in the first row of a work item
-        self._answers = Buffers(self._survey_spec, capacity, allocate)
+        self._sums = TensorBuffers(summed, capacity, allocate)  # in the first row of a work item
+        self._replies = TensorBuffers(replies, capacity, allocate)
+        self._client_state = TensorBuffers(client_state, capacity, allocate)
+        self._counts = TensorBuffers(counts, capacity, allocate)
+        self._seconds = TensorBuffers(
+            seconds, capacity, allocate
+        )  # in the first row of a work item
+        self._answers = TensorBuffers(self._survey_spec, capacity, allocate)
         survey_seconds = {"survey": TensorSpec((), torch.float64)} if self._survey_spec else {}
-        self._survey_seconds = Buffers(survey_seconds, capacity, allocate)
+        self._survey_seconds = TensorBuffers(survey_seconds, capacity, allocate)
 
     # ---- writing ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fedkeel.engine.buffers import Buffers
+from fedkeel.engine.buffers import TensorBuffers
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.tree import State, map_tensors
@@ -21,8 +21,8 @@ class SharedMessage:
     """
 
     def __init__(self, spec: Mapping[str, TensorSpec], allocate: Allocate) -> None:
-        self._values = Buffers(spec, None, allocate)
-        self._written = Buffers({"times": TensorSpec((), torch.int64)}, None, allocate)
+        self._values = TensorBuffers(spec, None, allocate)
+        self._written = TensorBuffers({"times": TensorSpec((), torch.int64)}, None, allocate)
         self._copied_at = 0
         self._copy: State = {}
 

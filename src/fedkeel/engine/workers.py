@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
-from fedkeel.engine.buffers import Buffers
+from fedkeel.engine.buffers import TensorBuffers
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import cut_into_shards, evaluate_shard, metrics_of, most_states
 from fedkeel.engine.message_state import (
@@ -84,9 +84,9 @@ class _Shared:
     setup: TrainingSetup
     message: SharedMessage
     round_buffers: RoundBuffers
-    states: Buffers
-    kept: Buffers
-    pictures: Buffers
+    states: TensorBuffers
+    kept: TensorBuffers
+    pictures: TensorBuffers
     trainer: MovableTrainer
 
     def states_of(self, split: Split) -> Tensor:
@@ -336,5 +336,5 @@ class _Place:
                 shared.kept.tensors["rows"][kept] = measured.kept
 
 
-def _table(rows: int, columns: int, allocate: Allocate) -> Buffers:
-    return Buffers({"rows": TensorSpec((columns,), torch.float64)}, rows, allocate)
+def _table(rows: int, columns: int, allocate: Allocate) -> TensorBuffers:
+    return TensorBuffers({"rows": TensorSpec((columns,), torch.float64)}, rows, allocate)

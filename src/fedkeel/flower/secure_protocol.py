@@ -41,7 +41,7 @@ UPDATE, BUFFERS = "update/", "buffers/"
 Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=400)]
 """Bytes."""
 
-Node = Annotated[str, Field(pattern="^[0-9]{1,20}$")]
+NodeNumber = Annotated[str, Field(pattern="^[0-9]{1,20}$")]
 """The number of a node, in digits: Flower's have 64 bits, and settings take whole numbers of 63."""
 
 
@@ -61,7 +61,7 @@ class NodeKeys(Settings):
         signature: of `signed_text`, by the node's own key; "" where it has none.
     """
 
-    node: Node
+    node: NodeNumber
     cipher: Hex
     mask: Hex
     clients: int = Field(ge=1)
@@ -91,7 +91,7 @@ class NodeKeys(Settings):
 class NodeBytes(Settings):
     """Bytes from a node, or for one, or about one."""
 
-    node: Node
+    node: NodeNumber
     data: Hex
 
 
@@ -113,7 +113,7 @@ def by_node(items: Texts) -> dict[int, bytes]:
 class KeysRequest(Request):
     """The header of `KEYS`: what is asked for in the round, and the number of the node."""
 
-    node: Node
+    node: NodeNumber
 
 
 class KeysReply(Header):
@@ -125,7 +125,7 @@ class KeysReply(Header):
 class SharesRequest(Header):
     """All public keys, by which a node shares its secrets: the header of `SHARES`."""
 
-    node: Node
+    node: NodeNumber
     keys: tuple[NodeKeys, ...]
 
 
@@ -159,7 +159,7 @@ class SumRequest(Header):
         clients: how many clients are asked.
     """
 
-    node: Node
+    node: NodeNumber
     shares: Texts
     bound: Texts
     total_weight: float = Field(gt=0.0)
@@ -169,9 +169,9 @@ class SumRequest(Header):
 class UnmaskRequest(Header):
     """Who is in the sum, and who has shared its secrets and is not: the header of `UNMASK`."""
 
-    node: Node
-    survivors: tuple[Node, ...]
-    dropped: tuple[Node, ...]
+    node: NodeNumber
+    survivors: tuple[NodeNumber, ...]
+    dropped: tuple[NodeNumber, ...]
 
 
 class UnmaskReply(Header):

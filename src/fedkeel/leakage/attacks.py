@@ -26,7 +26,7 @@ from fedkeel.leakage.quality import RECOVERED, compare
 from fedkeel.records.audit import AttackResult
 from fedkeel.tree import tensors
 
-Attack = Callable[[Case, Progress], AttackResult]
+AttackFunction = Callable[[Case, Progress], AttackResult]
 """Makes an attack, and tells of iterations."""
 
 Number = float | None
@@ -269,7 +269,7 @@ def _reconstructed(
     )
 
 
-ATTACKS: Mapping[str, Attack] = {
+ATTACKS: Mapping[str, AttackFunction] = {
     "linear": first_layer,
     "labels": labels,
     "dlg": invert_lbfgs,

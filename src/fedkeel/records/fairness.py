@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import finite_or_none, sample_deviation
 
-Columns = Mapping[str, Sequence[float | None]]
+ScoreColumns = Mapping[str, Sequence[float | None]]
 """Scores by client, as `per_client` and `personal` of a round have them."""
 
 
@@ -68,7 +68,7 @@ class Gain:
         return sum(value < 0 for value in self.values) / len(self.values)
 
 
-def client_values(columns: Columns | None, score: MetricInfo) -> dict[int, float]:
+def client_values(columns: ScoreColumns | None, score: MetricInfo) -> dict[int, float]:
     """Return the score of each client that has examples and a finite score, by its index."""
     values = (columns or {}).get(score.name) or []
     sizes = (columns or {}).get("examples") or [1.0] * len(values)

@@ -28,7 +28,7 @@ MARGIN = 0.005
 """Shares that differ by less count as alike, where no other margin is given: 0.5 points."""
 
 Lead = Literal["clear", "within spread", "too few examples", "too few seeds"]
-Outcome = Literal["better", "worse", "alike", "open", "too few examples"]
+ClaimOutcome = Literal["better", "worse", "alike", "open", "too few examples"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Claim:
         return self.equivalence_p_value is not None and self.equivalence_p_value < LEVEL
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ClaimOutcome:
         """What may be claimed of the method."""
         if self.lead == "clear":
             return "better" if self.score.sign * self.difference.stat.mean > 0 else "worse"
@@ -160,7 +160,7 @@ class Claims:
         how = f"best round, paired over {over}{corrected}"
         return f"What may be claimed against {reference} ({how}): {'; '.join(phrases)}."
 
-    def _differences(self, outcome: Outcome) -> list[str]:
+    def _differences(self, outcome: ClaimOutcome) -> list[str]:
         texts = []
         for claim in self._with(outcome):
             size = format_difference(claim.difference.stat.mean, claim.score)
@@ -202,7 +202,7 @@ class Claims:
         names = enumeration([quoted(name) for name in self.undecided])
         return [f"nothing of {names}, with too few seeds in common"]
 
-    def _with(self, outcome: Outcome) -> list[Claim]:
+    def _with(self, outcome: ClaimOutcome) -> list[Claim]:
         """Return the claims of a kind, the largest difference first."""
         claims = [claim for claim in self.claims if claim.outcome == outcome]
         return sorted(claims, key=lambda claim: -abs(claim.difference.stat.mean))

@@ -22,7 +22,7 @@ MAX_SINGLE_POINTS = 60
 """Clients up to which each is drawn as a point of its own."""
 
 
-Model = Literal["global", "personal"]
+ModelKind = Literal["global", "personal"]
 """Whose scores they are: the global model's, or those of each client's own model."""
 
 
@@ -60,7 +60,7 @@ class ClientScores:
     """
 
     method: MethodResults
-    model: Model
+    model: ModelKind
     score: MetricInfo
     runs: tuple[RunClientScores, ...]
 
@@ -116,7 +116,7 @@ class ClientScores:
 
 
 def run_client_scores(
-    run: RunResults, score: MetricInfo, model: Model = "global"
+    run: RunResults, score: MetricInfo, model: ModelKind = "global"
 ) -> RunClientScores | None:
     """Return the scores of the last round in which clients were evaluated.
 
@@ -137,7 +137,7 @@ def client_scores(methods: Sequence[MethodResults]) -> list[ClientScores]:
     """Return the first method's score over clients, for each model of each method that has it."""
     score = methods[0].record.score
     result = []
-    models: tuple[Model, ...] = ("global", "personal")
+    models: tuple[ModelKind, ...] = ("global", "personal")
     for method in methods:
         for model in models:
             scores = (run_client_scores(run, score, model) for run in method.runs)

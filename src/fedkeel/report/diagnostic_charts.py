@@ -22,7 +22,7 @@ from fedkeel.report.formatting import format_number
 from fedkeel.report.learning_curves import FEW_ROUNDS
 from fedkeel.report.runs import MethodResults
 
-Axis = Literal["round", "layer", "class", "position"]
+ChartAxis = Literal["round", "layer", "class", "position"]
 
 QUANTITIES: dict[str, str] = {
     "forgetting.increase": "Loss increase on the last round's clients",

@@ -19,7 +19,7 @@ from fedkeel.report.formatting import format_number, format_target
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import bytes_sent
 
-Axis = Literal["rounds", "megabytes", "time"]
+CurveAxis = Literal["rounds", "megabytes", "time"]
 
 DEVIATION_SEEDS = 4
 """Seeds from which a band shows ± one deviation; below, it shows the range."""
@@ -43,7 +43,7 @@ class CurvePoint:
     stat: Stat
     seconds: float | None = None
 
-    def place(self, axis: Axis, time_factor: float) -> float:
+    def place(self, axis: CurveAxis, time_factor: float) -> float:
         """Return where the point stands; on the axis of time its seconds times a factor."""
         if axis == "time":
             return rounded((self.seconds or 0.0) * time_factor)
@@ -119,7 +119,7 @@ def learning_curve(method: MethodResults, metric: MetricInfo) -> Curve:
 
 def curve_charts(
     methods: Sequence[MethodResults], metric: MetricInfo, target: float | None = None
-) -> dict[Axis, Chart]:
+) -> dict[CurveAxis, Chart]:
     """Return a metric of the test set, a line for each method with a band over its seeds.
 
     Args:
@@ -134,7 +134,7 @@ def curve_charts(
     """
     curves = [learning_curve(method, metric) for method in methods]
     curves = [curve for curve in curves if curve.segments]
-    axes: tuple[Axis, ...] = ("rounds", "megabytes") if curves else ()
+    axes: tuple[CurveAxis, ...] = ("rounds", "megabytes") if curves else ()
     charts = {axis: _chart(curves, metric, axis, target) for axis in axes}
     timed = [curve for curve in curves if curve.has_time]
     return {**charts, "time": _chart(timed, metric, "time", target)} if timed else charts
@@ -153,7 +153,9 @@ def time_unit(curves: Sequence[Curve]) -> tuple[str, float]:
     )
 
 
-def _chart(curves: Sequence[Curve], metric: MetricInfo, axis: Axis, target: float | None) -> Chart:
+def _chart(
+    curves: Sequence[Curve], metric: MetricInfo, axis: CurveAxis, target: float | None
+) -> Chart:
     is_single_hover = axis != "rounds" or len(curves) > len(palette.METHODS)
     unit_of_time, factor = time_unit(curves)
     figure = empty_figure(400, hovermode="closest" if is_single_hover else "x unified")
@@ -206,7 +208,7 @@ def _plain_decimals(values: Sequence[float]) -> int:
 def _traces(
     curve: Curve,
     metric: MetricInfo,
-    axis: Axis,
+    axis: CurveAxis,
     decimals: int,
     time_factor: float,
     *,

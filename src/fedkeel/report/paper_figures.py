@@ -13,7 +13,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.report import palette
 from fedkeel.report.claims import Claims
 from fedkeel.report.formatting import format_target, shortened
-from fedkeel.report.learning_curves import Axis, Curve, learning_curve
+from fedkeel.report.learning_curves import Curve, CurveAxis, learning_curve
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import shared_score
 
@@ -65,7 +65,7 @@ def save_figures(
         curves = [c for m in methods if (c := learning_curve(m, score)).segments]
         target = next((m.summary.target for m in methods if m.summary.target is not None), None)
         timed = [curve for curve in curves if curve.has_time]
-        for axis in get_args(Axis):
+        for axis in get_args(CurveAxis):
             drawn = timed if axis == "time" else curves
             if not drawn:
                 continue
@@ -116,7 +116,7 @@ def _save(draw: Callable[[Axes], None], path: Path, height: float) -> list[Path]
 
 
 def _draw_curves(
-    axes: Axes, curves: Sequence[Curve], score: MetricInfo, axis: Axis, target: float | None
+    axes: Axes, curves: Sequence[Curve], score: MetricInfo, axis: CurveAxis, target: float | None
 ) -> None:
     for curve in curves:
         index = curve.method.index

@@ -24,7 +24,7 @@ from fedkeel.study.tune import tune
 TUNED = "tuned.json"
 """File in a table's folder with the chosen settings of each cell."""
 
-Settings = dict[CellKey, dict[str, Any]]
+CellSettings = dict[CellKey, dict[str, Any]]
 """The chosen settings of each cell, as nested tables."""
 
 
@@ -37,7 +37,7 @@ class TableSearch:
         complete: false after an interrupt.
     """
 
-    settings: Settings
+    settings: CellSettings
     complete: bool
 
 
@@ -99,7 +99,7 @@ def search(
         return TableSearch(settings, complete=not stop.is_set())
 
 
-def _write(folder: Path, settings: Settings) -> None:
+def _write(folder: Path, settings: CellSettings) -> None:
     entries = [{**key._asdict(), "chosen": chosen} for key, chosen in settings.items()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _write(folder: Path, settings: Settings) -> None:
         raise RunError(f"{folder} cannot be written to.", got=error, do=ANOTHER) from None
 
 
-def read_tuned_settings(folder: Path) -> Settings:
+def read_tuned_settings(folder: Path) -> CellSettings:
     """Return the settings that an earlier search chose; none where there was none.
 
     Raises:

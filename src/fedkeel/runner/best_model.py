@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.federation import Federation
-from fedkeel.records.fairness import Columns
+from fedkeel.records.fairness import ScoreColumns
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import BestModel
 from fedkeel.records.score import MetricInfo
@@ -119,7 +119,7 @@ def score_on_clients(row: RoundRecord, score: MetricInfo) -> float | None:
     return mean_over_clients(row.per_client, score)
 
 
-def mean_over_clients(columns: Columns | None, score: MetricInfo) -> float | None:
+def mean_over_clients(columns: ScoreColumns | None, score: MetricInfo) -> float | None:
     """Return the mean of a metric over clients by their examples, None where it is not known.
 
     Args:

@@ -26,7 +26,7 @@ HOUR, DAY = 3600.0, 86400.0
 MOST_SESSIONS = 1_000_000
 """Sessions of a client between two times at which a run asks for them: seconds of work."""
 
-Interval = tuple[float, float]
+Session = tuple[float, float]
 """Start and end of a time that a client is there, in seconds."""
 
 
@@ -34,7 +34,7 @@ class Availability(ABC):
     """When each of C clients can be reached. All times are in virtual seconds."""
 
     @abstractmethod
-    def interval(self, client: int, time: float) -> Interval:
+    def interval(self, client: int, time: float) -> Session:
         """Return the first interval of a client that ends after a time."""
 
     def present(self, clients: Ints, time: float) -> Ints:
@@ -51,7 +51,7 @@ class Availability(ABC):
 class Always(Availability):
     """Everybody is there at all times."""
 
-    def interval(self, client: int, time: float) -> Interval:
+    def interval(self, client: int, time: float) -> Session:
         """Return all times."""
         return -math.inf, math.inf
 
@@ -74,7 +74,7 @@ class Diurnal(Availability):
         self._seconds = seconds
         self._begin = DAY * generator(seed, "diurnal").random(clients)
 
-    def interval(self, client: int, time: float) -> Interval:
+    def interval(self, client: int, time: float) -> Session:
         """Return today's hours, or tomorrow's."""
         begin = float(self._begin[client])
         start = begin + DAY * math.floor((time - begin) / DAY)
@@ -94,9 +94,9 @@ class Sessions(Availability):
     def __init__(self, seconds_on: float, seconds_off: float, seed: int) -> None:
         self._on, self._off, self._seed = seconds_on, seconds_off, seed
         self._streams: dict[int, np.random.Generator] = {}
-        self._sessions: dict[int, list[Interval]] = defaultdict(list)
+        self._sessions: dict[int, list[Session]] = defaultdict(list)
 
-    def interval(self, client: int, time: float) -> Interval:
+    def interval(self, client: int, time: float) -> Session:
         """Return the session at a time, or the next one."""
         sessions = self._sessions[client]
         first = len(sessions)
@@ -111,7 +111,7 @@ class Sessions(Availability):
             sessions.append(self._next(client, sessions))
         return sessions[bisect_right(sessions, time, key=itemgetter(1))]
 
-    def _next(self, client: int, sessions: list[Interval]) -> Interval:
+    def _next(self, client: int, sessions: list[Session]) -> Session:
         if not sessions:
             random = self._streams[client] = generator(self._seed, "sessions", 0, client)
             is_there = random.random() < self._on / (self._on + self._off)
@@ -130,10 +130,10 @@ class Trace(Availability):
         period: the last end.
     """
 
-    def __init__(self, intervals: Mapping[int, Sequence[Interval]], period: float) -> None:
+    def __init__(self, intervals: Mapping[int, Sequence[Session]], period: float) -> None:
         self._intervals, self._period = intervals, period
 
-    def interval(self, client: int, time: float) -> Interval:
+    def interval(self, client: int, time: float) -> Session:
         """Return the interval at a time, or the next one."""
         known = self._intervals.get(client, ())
         if not known:
@@ -164,7 +164,7 @@ def make_availability(settings: System, clients: int, seed: int) -> Availability
 
 def read_trace(path: Path, clients: int) -> Trace:
     """Read when clients are there: columns ``client``, ``start`` and ``end``, in seconds."""
-    intervals: dict[int, list[Interval]] = defaultdict(list)
+    intervals: dict[int, list[Session]] = defaultdict(list)
     for line, row in read_csv(path, "system.trace"):
         client, start, end = (number(row, name, path, line) for name in ("client", "start", "end"))
         if client != int(client) or not 0 <= client < clients or not 0.0 <= start < end:

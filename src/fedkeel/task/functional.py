@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fedkeel.data.values import Values
 
-Place = tuple[dict[str, Any], str]
+TensorPlace = tuple[dict[str, Any], str]
 """A module's own table of tensors, and the key in it."""
 
 
@@ -55,7 +55,7 @@ class Functional:
                 if values[name] is not tensor:
                     tensor.copy_(values[name])
             return out
-        before: list[tuple[Place, Any]] = []
+        before: list[tuple[TensorPlace, Any]] = []
         try:
             for tensors in (params, buffers):
                 for name, tensor in tensors.items():
@@ -89,10 +89,10 @@ def _watches(module: nn.Module) -> bool:
     return any(type(sub).__setattr__ is not nn.Module.__setattr__ for sub in module.modules())
 
 
-def _places(module: nn.Module) -> dict[str, list[Place]]:
+def _places(module: nn.Module) -> dict[str, list[TensorPlace]]:
     """Return where each named parameter and buffer belongs: several places where it is tied."""
     named = [*module.named_parameters(), *module.named_buffers()]
-    places: dict[str, list[Place]] = {name: [] for name, _ in named}
+    places: dict[str, list[TensorPlace]] = {name: [] for name, _ in named}
     names = {id(tensor): name for name, tensor in named}
     for sub in module.modules():
         for table in (sub._parameters, sub._buffers):

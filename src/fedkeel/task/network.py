@@ -43,7 +43,7 @@ def _contiguous_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-Objective = Callable[[Output, Tree], Tensor]
+ObjectiveFunction = Callable[[Output, Tree], Tensor]
 """(output, parameters) -> what is minimised, []."""
 
 
@@ -429,7 +429,7 @@ class Network:
         buffers: Tree,
         batch: Batch,
         autograd: Autograd,
-        objective: Objective | None = None,
+        objective: ObjectiveFunction | None = None,
     ) -> tuple[Tensor, Tree]:
         """Return the mean task loss [], and the gradient of the objective by the parameters.
 
@@ -470,7 +470,7 @@ class Network:
         return loss.detach(), grads
 
     def _values(
-        self, params: Tree, buffers: Tree, batch: Batch, objective: Objective | None
+        self, params: Tree, buffers: Tree, batch: Batch, objective: ObjectiveFunction | None
     ) -> tuple[Tensor, Tensor]:
         """Return what is minimised, and the mean task loss: each []."""
         if objective is None:

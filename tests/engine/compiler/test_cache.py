@@ -12,7 +12,7 @@ from fedkeel import matmul
 from fedkeel.config import Precision
 from fedkeel.engine.compiler import cache, passes
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
-from fedkeel.engine.compiler.compiled_function import CompiledFunction, Result
+from fedkeel.engine.compiler.compiled_function import CompiledFunction, CompiledResult
 from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.compiler.graph_nodes import remove_unused
 from fedkeel.engine.compiler.trace import trace
@@ -79,7 +79,7 @@ def test_a_small_move_is_compared_up_to_the_rounding_of_what_moved(
 
     wrong = CompiledFunction.__call__
 
-    def inexact(self: CompiledFunction, *tensors: torch.Tensor) -> Sequence[Result]:
+    def inexact(self: CompiledFunction, *tensors: torch.Tensor) -> Sequence[CompiledResult]:
         return [result + error for result in wrong(self, *tensors) if isinstance(result, Tensor)]
 
     monkeypatch.setattr(CompiledFunction, "__call__", inexact)

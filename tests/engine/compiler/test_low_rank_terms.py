@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.engine.compiler.low_rank_terms import (
-    Scale,
     Terms,
+    TermScale,
     dense,
     factors_or_dense,
     multiply,
@@ -69,7 +69,7 @@ def test_terms_give_what_the_matrices_give() -> None:
     assert close(sum_of_entries(terms, sums), matrices.sum((1, 2)))
 
 
-def scaffold(steps: int, rate: float, dtype: torch.dtype) -> tuple[Scale, ...]:
+def scaffold(steps: int, rate: float, dtype: torch.dtype) -> tuple[TermScale, ...]:
     """What c_k is multiplied by in the new c_k: 1 - S lr / (S lr), as it is worked out."""
     inverse = -1.0 / (steps * torch.full((N, 1, 1), rate, dtype=dtype))
     return (1.0, ()), *((1.0, (rate, inverse)) for _ in range(steps))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedkeel import matmul
 from fedkeel.config import Precision
-from fedkeel.engine.compiler.compiled_function import CompiledFunction, Result
+from fedkeel.engine.compiler.compiled_function import CompiledFunction, CompiledResult
 from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction, becomes_graph, current_stream
 from fedkeel.engine.compiler.dropout_masks import AxisOrder, DrawnMasks, Generators, MaskSpec
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
@@ -51,7 +51,7 @@ class FlatState:
         return cls(tuple(values), list(values.values()))
 
     @classmethod
-    def of_results(cls, paths: Sequence[str], results: Sequence[Result]) -> FlatState:
+    def of_results(cls, paths: Sequence[str], results: Sequence[CompiledResult]) -> FlatState:
         """Return what a compiled function returns: a tuple holds the factors of a matrix."""
         values = [r if isinstance(r, Tensor) else LowRank(*r) for r in results]
         return cls(tuple(paths), values)
@@ -158,7 +158,7 @@ class _Compiled:
     default generator.
     """
 
-    program: Callable[..., Sequence[Result]]
+    program: Callable[..., Sequence[CompiledResult]]
     paths: tuple[str, ...]
     masks: tuple[MaskSpec, ...]
     used: tuple[bool, ...]
@@ -294,7 +294,7 @@ def _compile(
         low_rank = frozenset(i for i, path in enumerate(paths) if path.startswith(call.low_rank))
         program = CompiledFunction(of_tensors_and_masks, inputs, rate, owned, temporary, low_rank)
 
-        def trial() -> Sequence[Result]:
+        def trial() -> Sequence[CompiledResult]:
             torch.random.set_rng_state(rng_state)
             with tracing():
                 return program(

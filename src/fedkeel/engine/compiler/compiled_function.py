@@ -26,7 +26,7 @@ from fedkeel.engine.compiler.trace import module_of, trace
 Function = Callable[..., Sequence[Tensor]]
 """Tensors -> tensors."""
 
-Result = Tensor | tuple[Tensor, ...]
+CompiledResult = Tensor | tuple[Tensor, ...]
 """A tensor, or the two factors of matrices of clients."""
 
 
@@ -88,9 +88,9 @@ class CompiledFunction:
         self._module = module_of(graph)
         self._forward = self._module.forward
 
-    def __call__(self, *tensors: Tensor) -> Sequence[Result]:
+    def __call__(self, *tensors: Tensor) -> Sequence[CompiledResult]:
         """Return what the function returns, up to rounding; owned arguments are written over."""
-        results: Sequence[Result] = self._forward(*tensors)
+        results: Sequence[CompiledResult] = self._forward(*tensors)
         return results
 
     @property

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from fedkeel.engine.compiler.compiled_function import Result
+from fedkeel.engine.compiler.compiled_function import CompiledResult
 from fedkeel.engine.compiler.dropout_masks import Generators, MaskSpec
 
-Run = Callable[[], Sequence[Result]]
-Capture = Callable[[Run, Generators], tuple[Callable[[], None], Sequence[Result]]]
+RunFunction = Callable[[], Sequence[CompiledResult]]
+Capture = Callable[[RunFunction, Generators], tuple[Callable[[], None], Sequence[CompiledResult]]]
 """(what is run, the generators it draws from) -> (what runs it again, the tensors that each run
 writes)."""
 
@@ -47,7 +47,7 @@ class CudaGraphFunction:
 
     def __init__(
         self,
-        function: Callable[..., Sequence[Result]],
+        function: Callable[..., Sequence[CompiledResult]],
         values: Sequence[Tensor],
         masks: Sequence[MaskSpec] = (),
         generators: Generators = None,
@@ -59,12 +59,12 @@ class CudaGraphFunction:
         pairs = zip(values, self._used, strict=True)
         self._inputs = [t.clone() if is_used else t.new_empty(0) for t, is_used in pairs]
 
-        def run() -> Sequence[Result]:
+        def run() -> Sequence[CompiledResult]:
             return function(*self._inputs, *(mask.draw(generators) for mask in masks))
 
         self._replay, self._outputs = (capture or capture_on_gpu)(run, generators)
 
-    def __call__(self, *values: Tensor) -> Sequence[Result]:
+    def __call__(self, *values: Tensor) -> Sequence[CompiledResult]:
         """Return what the function returns."""
         pairs = [
             (place, value)
@@ -87,7 +87,9 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_(places, sources)
 
 
-def capture_on_gpu(run: Run, generators: Generators) -> tuple[Callable[[], None], Sequence[Result]]:
+def capture_on_gpu(
+    run: RunFunction, generators: Generators
+) -> tuple[Callable[[], None], Sequence[CompiledResult]]:
     """Capture a run on the current GPU, after three runs in which libraries set themselves up.
 
     The generators' states are restored afterwards. A stream other than the default one captures by

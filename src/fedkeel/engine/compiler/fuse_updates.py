@@ -24,7 +24,7 @@ from fedkeel.matmul import add_product
 
 aten = torch.ops.aten
 
-Term = tuple[float, tuple[fx.Node, ...]]
+UpdateTerm = tuple[float, tuple[fx.Node, ...]]
 """A factor, and one tensor or two tensors that stand for their matrix product."""
 
 Pull = tuple[float, fx.Node]
@@ -171,13 +171,13 @@ def _gradient_of_update(node: fx.Node, rate: fx.Node) -> fx.Node | None:
     return gradient if isinstance(gradient, fx.Node) and gradient is not rate else None
 
 
-def _terms_of(node: fx.Node, factor: float, owned: set[fx.Node]) -> list[Term]:
+def _terms_of(node: fx.Node, factor: float, owned: set[fx.Node]) -> list[UpdateTerm]:
     """Return the terms of a sum that nothing else uses.
 
     A node that reads owned memory is one term: later that memory may have been written over.
     """
     sources = [arg for arg in node.args[:2] if isinstance(arg, fx.Node)]
-    itself: list[Term] = [(factor, (node,))]
+    itself: list[UpdateTerm] = [(factor, (node,))]
     reads_owned = any(view_base(source) in owned for source in sources)
     if len(node.users) > 1 or node.op != "call_function" or reads_owned:
         return itself
@@ -195,7 +195,7 @@ def _terms_of(node: fx.Node, factor: float, owned: set[fx.Node]) -> list[Term]:
     return itself
 
 
-def _merge_equal_terms(terms: Sequence[Term]) -> list[Term]:
+def _merge_equal_terms(terms: Sequence[UpdateTerm]) -> list[UpdateTerm]:
     """Return terms with those of the same tensors added up; single tensors may cancel."""
     factors: dict[tuple[fx.Node, ...], float] = {}
     for factor, parts in terms:
@@ -204,8 +204,8 @@ def _merge_equal_terms(terms: Sequence[Term]) -> list[Term]:
 
 
 def _split_pull(
-    terms: list[Term], target: fx.Node, owned: set[fx.Node]
-) -> tuple[Pull | None, list[Term]]:
+    terms: list[UpdateTerm], target: fx.Node, owned: set[fx.Node]
+) -> tuple[Pull | None, list[UpdateTerm]]:
     """Return a term factor * (target - other) as a `Pull`, and the other terms."""
     for term in terms:
         factor, parts = term
@@ -227,7 +227,7 @@ def _broadcasts_to(target: fx.Node, result: fx.Node) -> bool:
     return first[0] == second[0][1:] and first[2] == second[2]
 
 
-def _term_layout(term: Term, result: fx.Node) -> Any:  # noqa: ANN401
+def _term_layout(term: UpdateTerm, result: fx.Node) -> Any:  # noqa: ANN401
     """Return the layout of a term as it is added to a result: strides need not agree."""
     _, parts = term
     wanted = layout(result)

@@ -24,7 +24,7 @@ from fedkeel.engine.compiler.graph_nodes import (
     view_base,
 )
 from fedkeel.engine.compiler.low_rank_terms import (
-    Scale,
+    TermScale,
     dense,
     factors_or_dense,
     multiply,
@@ -296,7 +296,7 @@ def _replace_results(graph: fx.Graph, sums: dict[fx.Node, Sum], low_rank: Set[in
 
 def _as_arguments(terms: Sum) -> tuple[Any, ...]:
     """Return a sum as `low_rank_terms` takes it: the scales of the same tensors together."""
-    scales_by_parts: dict[tuple[fx.Node, ...], list[Scale]] = {}
+    scales_by_parts: dict[tuple[fx.Node, ...], list[TermScale]] = {}
     for (parts, factors), number in terms.items():
         scales_by_parts.setdefault(parts, []).append((number, factors))
     return tuple((parts, tuple(scales)) for parts, scales in scales_by_parts.items())

@@ -21,10 +21,10 @@ from torch import Tensor
 from fedkeel.engine.compiler.low_rank_matrix import saves_work
 from fedkeel.matmul import add_product, bmm, mm
 
-Scale = tuple[float, tuple[Any, ...]]
+TermScale = tuple[float, tuple[Any, ...]]
 """A number and the values it is multiplied by: the learning rate, or [n, 1, 1] one per client."""
 
-Terms = Sequence[tuple[tuple[Tensor, ...], Sequence[Scale]]]
+Terms = Sequence[tuple[tuple[Tensor, ...], Sequence[TermScale]]]
 """Of each term: one tensor, [a, b] or [n, a, b], or two that stand for their product, [n, a, r] and
 [n, r, b]; and the scales whose sum it is multiplied by."""
 
@@ -147,7 +147,7 @@ def _is_zero(scale: float | Tensor) -> bool:
     return isinstance(scale, Tensor) and scale.device.type == "cpu" and not scale.any()
 
 
-def _value(scales: Sequence[Scale]) -> float | Tensor:
+def _value(scales: Sequence[TermScale]) -> float | Tensor:
     """Return the sum of scales, a number or [n, 1, 1]; 0 where they cancel up to rounding.
 
     SCAFFOLD's new c_k is c_k less S times lr c_k / (S lr): rounding would leave something of it.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.engine.buffers import Buffers, RowBytes
+from fedkeel.engine.buffers import RowBytes, TensorBuffers
 from fedkeel.engine.evaluation import evaluate_shard
 from fedkeel.engine.message_state import evaluated_params, message_from_state
 from fedkeel.engine.process.interrupts import ignore_ctrl_c
@@ -91,7 +91,7 @@ class Actor:
         sums = parallel_clients is not None
         self._rows = ReplyRows(self._setup, spec, capacity, private_memory, sums)
         self._layout = RowLayout(client_state_spec(spec))
-        self._message = Buffers(message, None, private_memory)
+        self._message = TensorBuffers(message, None, private_memory)
         self._message_number = 0
 
     def ready(self) -> None:

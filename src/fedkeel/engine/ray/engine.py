@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
-from fedkeel.engine.buffers import Buffers
+from fedkeel.engine.buffers import TensorBuffers
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import cut_into_shards, joined, metrics_of
 from fedkeel.engine.message_state import (
@@ -97,7 +97,7 @@ class Ray(KeepsClientStates):
         self._setup, self._worker_count = setup, workers
         self._parallel_clients = parallel_clients or 1
         message_spec = specs_of(shared_state(message, setup.training.personal_params))
-        self._message = Buffers(message_spec, None, private_memory)
+        self._message = TensorBuffers(message_spec, None, private_memory)
         self._message_count = 0  # actors read each message once
         sums = parallel_clients is not None
         self._buffers = RoundBuffers(setup, spec, capacity, private_memory, file, sums, codec=codec)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.buffers import Buffers
+from fedkeel.engine.buffers import TensorBuffers
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.layout import HEADER, row_layout
@@ -64,7 +64,7 @@ class ClientStore(ABC):
         codec: RowCodec | None = None,
     ) -> None:
         scalar = TensorSpec((), torch.int64)
-        self._table = Buffers({"slot": scalar, "reserved": scalar}, clients, allocate)
+        self._table = TensorBuffers({"slot": scalar, "reserved": scalar}, clients, allocate)
         self._codec, self._layout = codec, row_layout(spec, codec)
         self._clear()
 

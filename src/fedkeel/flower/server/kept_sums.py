@@ -21,7 +21,15 @@ from safetensors.numpy import save_file
 from fedkeel.config import Settings
 from fedkeel.errors import RunError
 from fedkeel.flower.protocol import ClientResult
-from fedkeel.flower.secure_protocol import Hex, Node, NodeKeys, Texts, UnmaskReply, by_node, texts
+from fedkeel.flower.secure_protocol import (
+    Hex,
+    NodeKeys,
+    NodeNumber,
+    Texts,
+    UnmaskReply,
+    by_node,
+    texts,
+)
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.records.files import synchronise, write_bytes
 from fedkeel.secure.collector import Collector
@@ -116,7 +124,7 @@ class KeptShares(Settings):
         up: as in `KeptSum`.
     """
 
-    revealed: dict[Node, UnmaskReply]
+    revealed: dict[NodeNumber, UnmaskReply]
     faults: dict[str, tuple[int, ...]]
     down: dict[str, int]
     up: dict[str, int]

@@ -21,10 +21,10 @@ from fedkeel.method.roles import Reduction, Upload
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 
-Metric = Literal["kl", "l1", "l2", "cosine"]
+LabelDistance = Literal["kl", "l1", "l2", "cosine"]
 
 
-def discrepancy(counts: Tensor, target: Tensor, metric: Metric) -> Tensor:
+def discrepancy(counts: Tensor, target: Tensor, metric: LabelDistance) -> Tensor:
     """Return [] how far the mixture of a client's classes is from a target.
 
     Args:
@@ -80,7 +80,7 @@ class FedDisco(Upload, Reduction):
 
     a: float = param(0.5, ge=0.0)
     b: float = param(0.1)
-    metric: Metric = "kl"
+    metric: LabelDistance = "kl"
 
     name: ClassVar[str] = "feddisco"
     paper: ClassVar[str] = "ye2023feddisco"
