@@ -51,7 +51,7 @@ from fedkeel.method.legality import (
     task_kinds,
     verdict,
 )
-from fedkeel.method.part import Capability, Part
+from fedkeel.method.part import Capability, Part, Stage, Traits
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
 from fedkeel.privacy.policy import Policy
@@ -307,6 +307,11 @@ Every role that a part can play, what a part may declare, and what it sees.
 
 In the order in which they act. At most one part of a method plays a role marked with 1. A role's
 class variables have to be set.
+"""
+
+TRAITS = """\
+What engines and the server's round have to know of a part beyond its roles. A part states only
+those that differ: `traits = Traits(needs_only_sum=True)`.
 """
 
 TITLES = {
@@ -609,6 +614,8 @@ def roles() -> str:
         ]
         calls += [f"`{name}`, a property" for name, v in vars(kind).items() if _is_abstract(v)]
         about = _plain(" ".join(inspect.cleandoc(kind.__doc__ or "").split()))
+        needs = ", ".join(sorted(f"`{need.name}`" for need in kind.needs))
+        about += f" It needs {needs}." if needs else ""
         one = " 1" if kind in SLOTS else ""
         out.append(_row([f"`{kind.__name__}`{one}", ", ".join(stated), ", ".join(calls), about]))
     out += ["", "## What a part may declare", "", "Class variables with a default.", ""]
@@ -616,8 +623,12 @@ def roles() -> str:
     for kind in (Part, *ROLES):
         for name, meaning in _variables(kind).items():
             if name in vars(kind):
-                value = "frozenset()" if vars(kind)[name] == frozenset() else vars(kind)[name]
+                value = _DEFAULTS.get(vars(kind)[name], vars(kind)[name])
                 out.append(_row([f"`{kind.__name__}`", f"`{name}`", f"`{value}`", meaning]))
+    out += ["", "## Traits", "", TRAITS]
+    out += [_row(["name", "default", "meaning"]), _row(["---"] * 3)]
+    said = _args(inspect.cleandoc(Traits.__doc__ or ""))
+    out += [_row([f"`{f.name}`", f"`{f.default}`", _plain(said[f.name])]) for f in fields(Traits)]
     out += [
         "",
         "## Capabilities",
@@ -644,6 +655,9 @@ def roles() -> str:
                 out.append(_row([f"`{name}({given})`", _plain(said)]))
         out.append("")
     return "\n".join(out)
+
+
+_DEFAULTS = {frozenset(): "frozenset()", Traits(): "Traits()", Stage.CORRECT: "Stage.CORRECT"}
 
 
 def _variables(kind: type) -> dict[str, str]:

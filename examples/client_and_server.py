@@ -11,7 +11,6 @@ from fedkeel.method.roles import (
     ClientState,
     GradientTransform,
     ServerState,
-    Stage,
     Upload,
     param,
 )
@@ -48,10 +47,7 @@ class MeanDrift(GradientTransform, ClientState, Upload, Broadcast, ServerState):
 
     name: ClassVar[str] = "mean_drift"
     paper: ClassVar[str] = ""
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.LINEAR_ACCUMULATION, Capability.STABLE_CLIENTS}
-    )
-    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
 
     # at the client
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Round, Step
-from fedkeel.method.roles import Capability, ClientState, GradientTransform, Stage, param
+from fedkeel.method.roles import Capability, ClientState, GradientTransform, param
 from fedkeel.tree import State, Tree
 
 
@@ -34,7 +34,6 @@ class Slow(GradientTransform, ClientState):
     name: ClassVar[str] = "slow"  # its namespace of state and messages
     paper: ClassVar[str] = ""
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    gradient_stage: ClassVar[Stage] = Stage.CORRECT
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the mixture."""

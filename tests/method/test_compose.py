@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -14,12 +14,15 @@ from fedkeel.method.compose import (
     LOOP,
     SERVER,
     SIMULATION,
+    broken_by,
     compose,
     roles_of,
 )
+from fedkeel.method.context import Outcome, Round, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.method.hyperparameters import check_hyperparameters, hyperparameter_types
-from fedkeel.method.part import Capability, Part, param
+from fedkeel.method.part import Capability, Part, Traits, param, traits_of
+from fedkeel.method.parts.compress import TopK
 from fedkeel.method.parts.fedgc import CGC, SGC
 from fedkeel.method.parts.fednova import FedNova
 from fedkeel.method.parts.fedprox import FedProx
@@ -28,7 +31,9 @@ from fedkeel.method.parts.gradma import GradMAS, GradMAW
 from fedkeel.method.parts.scaffold import Scaffold
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.registry import REGISTRY
-from fedkeel.method.roles import LocalWork
+from fedkeel.method.roles import LocalWork, Reduction, Table, Upload
+from fedkeel.solve.span import Span
+from fedkeel.tree import State, Tree
 from harness import EVERYTHING
 
 PARTS = sorted({k() for r in REGISTRY.values() for k in r.parts.values()}, key=lambda p: p.name)
@@ -260,3 +265,75 @@ def test_pulls_are_added_up() -> None:
         name: ClassVar[str] = "second"
 
     assert compose([FedProx(mu=0.5), Second()]).pull == 0.75
+
+
+# --- traits ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Adds(Upload, Reduction, Table):
+    """As parts were written before there were traits."""
+
+    name: ClassVar[str] = "adds"
+    paper: ClassVar[str] = ""
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.NOISE})
+    needs_only_sum: ClassVar[bool] = True
+
+    @property
+    def hides_updates(self) -> bool:
+        return True
+
+    def upload(self, round: Round) -> State:
+        return {}
+
+    def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
+        return updates.sum(cohort.weights)
+
+    def init_row(self, params: Tree) -> State:
+        return {}
+
+    def next_rows(self, outcome: Outcome) -> State:
+        return {}
+
+
+def test_traits_that_are_attributes_of_their_own_are_read() -> None:
+    assert traits_of(Adds()) == Traits(needs_only_sum=True, hides_updates=True)
+    assert traits_of(TopK()) == Traits()
+    assert compose([Adds()]).steps_without_replies
+
+
+def test_a_part_of_such_attributes_derived_from_another_changes_its_traits() -> None:
+    @dataclass(frozen=True)
+    class Whole(Scaffold):
+        from_last_round_only: ClassVar[bool] = False
+
+    assert traits_of(Whole()) == replace(traits_of(Scaffold()), from_last_round_only=False)
+    assert compose([Whole()]).last_round_states == frozenset()
+    assert compose([Scaffold()]).last_round_states == {"scaffold"}
+
+
+def test_what_roles_need_is_added_to_what_a_part_states() -> None:
+    memory = {
+        Capability.PER_CLIENT_UPDATES,
+        Capability.STABLE_CLIENTS,
+        Capability.SEPARATE_UPDATES,
+    }
+    assert Adds().needs == memory | {Capability.NOISE}
+    assert Scaffold().needs == {Capability.LINEAR_ACCUMULATION, Capability.STABLE_CLIENTS}
+
+
+@pytest.mark.parametrize(
+    ("trait", "broken"),
+    [
+        ("hides_updates", Capability.PER_CLIENT_UPDATES),
+        ("merges_updates", Capability.SEPARATE_UPDATES),
+        ("shares_nothing", Capability.SHARED_PARAMETERS),
+    ],
+)
+def test_a_trait_breaks_what_it_takes_away(trait: str, broken: Capability) -> None:
+    @dataclass(frozen=True)
+    class Other(TopK):
+        traits: ClassVar[Traits] = Traits(**{trait: True})
+
+    assert broken_by(Other()) == {broken}
+    assert broken_by(TopK()) == frozenset()

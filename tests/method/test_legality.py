@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.compose import compose, needs_of
+from fedkeel.method.compose import broken_by, compose, needs_of
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import (
     BREAKS,
@@ -71,7 +71,7 @@ def holds(code: str, ones: tuple[Part, ...], others: tuple[Part, ...]) -> bool:
     if code == TWICE:
         return any(a.name == b.name for a, b in both)
     if code == BREAKS:
-        return any(needs_of(a) & b.breaks or needs_of(b) & a.breaks for a, b in both)
+        return any(needs_of(a) & broken_by(b) or needs_of(b) & broken_by(a) for a, b in both)
     if code == WEIGHTS:
         return any(a.weights and b.weights and a.weights != b.weights for a, b in both)
     slot = next(slot for slot, known in SLOT_CODES.items() if known == code)

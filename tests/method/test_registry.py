@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from dataclasses import fields
 from itertools import combinations
 
@@ -10,12 +12,16 @@ import pytest
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
 from fedkeel.method.index import ALIASES, METHODS
-from fedkeel.method.part import Part
+from fedkeel.method.part import Part, Traits
+from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.registry import REGISTRY, find_recipe
 from fedkeel.method.roles import ROLES
 from harness import EVERYTHING
 
 SLOT, BROKEN, TWICE, WEIGHTS = "slot", "breaks", "twice", "weights"
+
+MOST_ATTRIBUTES = 3
+"""Class attributes of a part beside its name, its paper and its hyper-parameters."""
 
 # in the order of the registry
 GRADIENT = (
@@ -267,3 +273,46 @@ def test_aliases_are_other_names_of_entries() -> None:
         assert alias not in REGISTRY
         assert find_recipe(alias) is REGISTRY[name]
     assert find_recipe("nothing") is None
+
+
+# --- what a part says of itself ----------------------------------------------------------------
+
+
+def parts_of_the_registry() -> list[type[Part]]:
+    """Every class of parts, with those from which they are derived."""
+    kinds = {
+        kind for entry in REGISTRY for part in parse(entry).parts for kind in type(part).__mro__
+    }
+    kinds |= {WeightedMean, Addition}
+    return sorted(
+        (kind for kind in kinds if kind.__module__.startswith("fedkeel.method.parts.")),
+        key=lambda kind: kind.__name__,
+    )
+
+
+@pytest.mark.parametrize("kind", parts_of_the_registry())
+def test_a_part_begins_with_its_algorithm(kind: type[Part]) -> None:
+    (body,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(body, ast.ClassDef)
+    first = next((i for i, one in enumerate(body.body) if isinstance(one, ast.FunctionDef)), None)
+    targets = [
+        target
+        for one in body.body
+        if isinstance(one, ast.Assign | ast.AnnAssign)
+        for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
+    ]
+    known = {"name", "paper", *(field.name for field in fields(kind))}
+    attributes = [target.id for target in targets if isinstance(target, ast.Name)]
+    assert len([name for name in attributes if name not in known]) <= MOST_ATTRIBUTES
+    later = [one for one in body.body[first or 0 :] if isinstance(one, ast.Assign | ast.AnnAssign)]
+    assert first is None or not later, "attributes stand before the first method"
+
+
+@pytest.mark.parametrize("kind", parts_of_the_registry())
+def test_what_follows_from_roles_and_traits_is_not_said_again(kind: type[Part]) -> None:
+    said = vars(kind).get("traits")
+    if isinstance(said, Traits):
+        assert said != next(
+            vars(base)["traits"] for base in kind.__mro__[1:] if "traits" in vars(base)
+        )
+    assert not {field.name for field in fields(Traits)} & set(vars(kind))

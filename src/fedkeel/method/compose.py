@@ -22,7 +22,7 @@ from fedkeel.method.checks import call
 from fedkeel.method.context import Objective
 from fedkeel.method.docs.docstring import summary
 from fedkeel.method.hyperparameters import check_hyperparameters
-from fedkeel.method.part import Capability, Part
+from fedkeel.method.part import Capability, Part, traits_of
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.roles import (
     ROLES,
@@ -157,12 +157,16 @@ class Plan:
     @property
     def client_sum_parts(self) -> frozenset[str]:
         """Names of the parts whose server state is a sum over the clients' states."""
-        return frozenset(part.name for part in self.client_states if part.server_holds_sum)
+        return frozenset(
+            part.name for part in self.client_states if traits_of(part).server_holds_sum
+        )
 
     @property
     def last_round_states(self) -> frozenset[str]:
         """Names of the parts whose client state depends on the last round alone."""
-        return frozenset(part.name for part in self.client_states if part.from_last_round_only)
+        return frozenset(
+            part.name for part in self.client_states if traits_of(part).from_last_round_only
+        )
 
     @cached_property
     def nonlinear_part(self) -> str:
@@ -190,15 +194,18 @@ class Plan:
     def sum_only_uploads(self) -> frozenset[str]:
         """Names of the parts of whose uploads the server uses only the sum."""
         return frozenset(
-            part.name for part in self.uploads if part.needs_only_sum and self.needs_only_update_sum
+            part.name
+            for part in self.uploads
+            if traits_of(part).needs_only_sum and self.needs_only_update_sum
         )
 
     @property
     def steps_without_replies(self) -> bool:
         """Whether the server makes a step in a round of nobody too."""
         after = (*self.aggregate_transforms, self.server_optimiser)
-        is_of_all = self.reduction.counts_absent and not any(isinstance(p, Upload) for p in after)
-        return self.reduction.hides_updates or is_of_all
+        traits = traits_of(self.reduction)
+        is_of_all = traits.counts_absent and not any(isinstance(p, Upload) for p in after)
+        return traits.hides_updates or is_of_all
 
     @property
     def has_personal_models(self) -> bool:
@@ -210,7 +217,13 @@ class Plan:
     @property
     def starts_are_personal(self) -> bool:
         """Whether where a client begins is its personal model."""
-        return self.local_start is not None and self.local_start.is_personal_model
+        return self.local_start is not None and traits_of(self.local_start).is_personal_model
+
+    @property
+    def buffers_keeper(self) -> Personal | None:
+        """The part that keeps the model's buffers at the client, or None."""
+        keeping = ((p, traits_of(p)) for p in self.personals)
+        return next((p for p, t in keeping if t.keeps_statistics or t.shares_nothing), None)
 
     def personal_names(self, layout: ParameterLayout) -> frozenset[str]:
         """Return the parameters that stay at the client.
@@ -309,7 +322,7 @@ def compose(
         fine_tuning=next(iter(_playing(parts, FineTuning)), None),
         personal_prediction=next(iter(_playing(parts, PersonalPrediction)), None),
         pull=sum(part.pull for part in penalties)
-        if all(p.preserves_penalty_pull for p in parts)
+        if all(traits_of(p).preserves_penalty_pull for p in parts)
         else 0.0,
     )
 
@@ -425,7 +438,7 @@ def needs_of(part: Part) -> frozenset[Capability]:
 def compares_updates(part: Part) -> bool:
     """Return whether a part's server half needs updates that begin at one model."""
     acts = any(isinstance(part, role) for role in _AFTER_UPDATES)
-    return acts and not (part.takes_stale_updates or isinstance(part, ServerPolicy))
+    return acts and not (traits_of(part).takes_stale_updates or isinstance(part, ServerPolicy))
 
 
 _AFTER_UPDATES = (
@@ -450,13 +463,21 @@ _WITHOUT_SHARED = frozenset(
 
 
 def broken_by(part: Part) -> frozenset[Capability]:
-    """Return what others cannot have beside a part.
+    """Return what others cannot have beside a part, with what its roles and traits break.
 
     What a loss takes from a preparation is there in a step alone: not before training, and not
     where the gradient of each example is taken by itself.
     """
     prepares = isinstance(part, Preparation) and isinstance(part, (Criterion, LossTerm, Penalty))
-    return part.breaks | ({Capability.EXAMPLE_LOSSES, Capability.SURVEYS} if prepares else set())
+    traits = traits_of(part)
+    broken = {
+        Capability.EXAMPLE_LOSSES: prepares,
+        Capability.SURVEYS: prepares,
+        Capability.PER_CLIENT_UPDATES: traits.hides_updates,
+        Capability.SEPARATE_UPDATES: traits.merges_updates,
+        Capability.SHARED_PARAMETERS: traits.shares_nothing,
+    }
+    return part.breaks.union(capability for capability, is_broken in broken.items() if is_broken)
 
 
 WHY = {

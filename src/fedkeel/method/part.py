@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, IntEnum
 from typing import Any, ClassVar
 
@@ -64,6 +64,67 @@ def param(
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What engines and the server's round have to know of a part beyond its roles.
+
+    A part states, in one line, only those that differ from the default.
+
+    Args:
+        needs_only_sum: the server half of an `Upload` uses only the sum of what the clients send.
+            Engines may then add the uploads up, so that `cohort.uploads` has sums over some of the
+            clients, [G, ...], in place of [K, ...].
+        from_last_round_only: a new `ClientState` depends on the client's last round alone and not
+            on its former state. Engines may then store its matrices as products of two small
+            factors when the round had few examples. Results do not depend on it.
+        server_holds_sum: the part's server state is a sum over what the clients keep as their
+            `ClientState`. When a client loses its state, the sum can no longer be corrected, so the
+            part starts again from its first states, at the server and at all clients.
+        takes_stale_updates: a server half stays right where clients began at different models. The
+            part's docstring says why.
+        preserves_penalty_pull: a penalty's gradient reaches the local step as it is. A penalty such
+            as FedProx's pulls the model back in each local step, and FedNova and SCAFFOLD count
+            that `Penalty.pull` in the length of the local path, by which they divide. It is False
+            for a part that takes the gradient at another point, or scales it by something that the
+            data decide: the pull is then left out of the length, as if the method had no penalty.
+        uses_weights: the clients' weights change the aggregate of a `Reduction`. A run that sets
+            `weights` for a part without them is warned.
+        counts_absent: the aggregate of a `Reduction` is also of clients that did not reply. The
+            server then makes a step in a round of nobody too: `reduce` is also called with no
+            updates. A part that acts on the aggregate by what the round's clients have sent, an
+            `Upload`, has nothing to go by then, and beside it such a round changes nothing.
+        hides_updates: the aggregate of a `Reduction` is all that may be used after it, such as a
+            sum with noise. `updates` are then that aggregate, once for each of the K clients that
+            are expected, and the cohort does not say who they were. `reduce` is also called where
+            nobody has replied, with no updates. Such a part breaks PER_CLIENT_UPDATES.
+        merges_updates: a `CohortTransform` may return fewer updates, which then count equally. Such
+            a part breaks SEPARATE_UPDATES: reductions, tables and states by client do not go with
+            it.
+        updates_from_present: with a `ServerPolicy`, an update is the client's model minus the
+            server's present one, in place of the one that the client was sent.
+        keeps_statistics: with a `Personal` part, the model's buffers, such as running means, stay
+            at the client too.
+        shares_nothing: a `Personal` part keeps the whole model at the client, its buffers too. Such
+            a part breaks SHARED_PARAMETERS.
+        is_personal_model: where a `LocalStart` lets a client begin is also its personal model in an
+            evaluation.
+    """
+
+    needs_only_sum: bool = False
+    from_last_round_only: bool = False
+    server_holds_sum: bool = False
+    takes_stale_updates: bool = False
+    preserves_penalty_pull: bool = True
+    uses_weights: bool = True
+    counts_absent: bool = False
+    hides_updates: bool = False
+    merges_updates: bool = False
+    updates_from_present: bool = False
+    keeps_statistics: bool = False
+    shares_nothing: bool = False
+    is_personal_model: bool = False
+
+
+@dataclass(frozen=True)
 class Part(ABC):
     """A piece of a method: hyper-parameters, and the roles its class inherits."""
 
@@ -74,18 +135,34 @@ class Part(ABC):
     weights: ClassVar[Weights | None] = None
     """The paper's client weights, where it states any."""
     needs: ClassVar[frozenset[Capability]] = frozenset()
-    """What the part asks of model, engine and other parts. A method whose needs are not met is
-    refused before anything is trained. A part with a role that acts on shared parameters, such as a
-    `Penalty`, needs SHARED_PARAMETERS without saying so."""
+    """What the part asks of model, engine and other parts, beside what its roles and other base
+    classes ask. A method whose needs are not met is refused before anything is trained. A part with
+    a role that acts on shared parameters, such as a `Penalty`, needs SHARED_PARAMETERS without
+    saying so."""
     breaks: ClassVar[frozenset[Capability]] = frozenset()
     """What no other part of the method can have beside this one. A `Preparation` that is also a
     `Criterion`, a `LossTerm` or a `Penalty` breaks EXAMPLE_LOSSES and SURVEYS without saying so."""
-    takes_stale_updates: ClassVar[bool] = False
-    """Whether a server half of this part stays right where clients began at different models. Its
-    docstring says why."""
-    preserves_penalty_pull: ClassVar[bool] = True
-    """Whether a penalty's gradient reaches the local step as it is. A penalty such as FedProx's
-    pulls the model back in each local step, and FedNova and SCAFFOLD count that `Penalty.pull` in
-    the length of the local path, by which they divide. Set it to False if this part takes the
-    gradient at another point, or scales it by something that the data decide: the pull is then left
-    out of the length, as if the method had no penalty."""
+    traits: ClassVar[Traits] = Traits()
+    """What differs from the usual; `traits_of` reads it."""
+
+    def __init_subclass__(cls) -> None:
+        """Add the needs of the base classes to those that the class states."""
+        super().__init_subclass__()
+        if not isinstance(cls.needs, property):  # one that follows the hyper-parameters is whole
+            stated = [vars(kind).get("needs", frozenset()) for kind in cls.__mro__]
+            cls.needs = frozenset().union(*(n for n in stated if not isinstance(n, property)))
+
+
+def traits_of(part: Part) -> Traits:
+    """Return a part's traits; one may also be stated as a class attribute of its own name.
+
+    >>> from fedkeel.method.roles import Upload
+    >>> class Mine(Upload):
+    ...     needs_only_sum = True
+    ...     def upload(self, round):
+    ...         return {}
+    >>> traits_of(Mine()).needs_only_sum
+    True
+    """
+    names = (f.name for f in fields(Traits))
+    return replace(part.traits, **{n: getattr(part, n) for n in names if hasattr(part, n)})

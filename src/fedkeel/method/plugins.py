@@ -153,8 +153,7 @@ def _flaw(kind: type[Part]) -> str:
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         return f"lacks {', '.join(missing)}, which its roles ask for"
-    stages = [name for name in _annotated(kind) if name.endswith("_stage")]
-    unset = [n for n in ("name", "paper", "pairing", *stages) if _is_unset(kind, n)]
+    unset = [n for n in ("name", "paper", "pairing") if _is_unset(kind, n)]
     if unset:
         return f"does not set {', '.join(unset)}"
     if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", kind.name) or kind.name in RESERVED:

@@ -31,6 +31,7 @@ from fedkeel.method.local_optimiser import LocalOptimiser
 from fedkeel.method.part import Capability as Capability  # a part's author imports from here alone
 from fedkeel.method.part import Part as Part
 from fedkeel.method.part import Stage as Stage
+from fedkeel.method.part import Traits as Traits
 from fedkeel.method.part import param as param
 from fedkeel.solve.span import Span
 from fedkeel.task.batch import Batch, Output
@@ -45,11 +46,9 @@ class Personal(Part):
 
     You need it when each client has its own part of the model, such as its classifier. All other
     roles see the shared parameters alone. Personal ones take a step of the local optimiser along
-    the gradient that `Step.grad` or `Step.example_grads` gives first.
+    the gradient that `Step.grad` or `Step.example_grads` gives first. Its traits may say
+    `keeps_statistics` or `shares_nothing`.
     """
-
-    keeps_statistics: ClassVar[bool] = False
-    """Whether the model's buffers, such as running means, stay at the client too."""
 
     @abstractmethod
     def personal(self, layout: ParameterLayout) -> frozenset[str]:
@@ -133,6 +132,8 @@ class Survey(Part):
     then receive the weighted mean of the answers, as `step.broadcast["survey"]`.
     """
 
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SURVEYS})
+
     @abstractmethod
     def survey(self, step: Step) -> State:
         """Return a client's answer; the step's batch is all its examples."""
@@ -158,11 +159,8 @@ class LocalStart(Part):
     """Says where a client begins. At most one; it begins at the received model where none is given.
 
     You need it when a client begins somewhere between the received model and its own. Its update
-    is still the difference to the received model.
+    is still the difference to the received model. Its traits may say `is_personal_model`.
     """
-
-    is_personal_model: ClassVar[bool] = False
-    """Whether where a client begins is also its personal model in an evaluation."""
 
     @abstractmethod
     def local_start(self, received: Tree, arrival: Arrival) -> Tree:
@@ -276,7 +274,8 @@ class GradientTransform(Part):
     You need it when each gradient is corrected, projected or clipped.
     """
 
-    gradient_stage: ClassVar[Stage]
+    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+    """When it acts among the transforms of the gradient."""
 
     @abstractmethod
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
@@ -354,7 +353,8 @@ class UpdateTransform(Part):
     You need it when what a client sends is not end - start itself, such as a normalised update.
     """
 
-    update_stage: ClassVar[Stage]
+    update_stage: ClassVar[Stage] = Stage.CORRECT
+    """When it acts among the transforms of the update."""
 
     @abstractmethod
     def transform_update(self, update: Tree, round: Round) -> Tree:
@@ -385,18 +385,11 @@ class Codec(Part):
 class ClientState(Part):
     """Keeps something for each client from round to round.
 
-    You need it when a client's next round uses its last one, such as a control variate.
+    You need it when a client's next round uses its last one, such as a control variate. Its traits
+    may say `server_holds_sum` and `from_last_round_only`.
     """
 
-    server_holds_sum: ClassVar[bool] = False
-    """Whether the part's server state is a sum over what the clients keep. Set it to True then:
-    when a client loses its state, the sum can no longer be corrected, so the part starts again from
-    its first states, at the server and at all clients."""
-
-    from_last_round_only: ClassVar[bool] = False
-    """Whether the new client state depends on the client's last round alone and not on its former
-    state. Set it to True where that holds: engines may then store its matrices as products of two
-    small factors when the round had few examples. Results do not depend on it."""
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.STABLE_CLIENTS})
 
     @abstractmethod
     def init_client(self, start: Tree) -> State:
@@ -411,13 +404,8 @@ class Upload(Part):
     """Sends something to the server beyond the update.
 
     You need it when the server uses more of a client than its update, such as the change of its
-    control variate.
+    control variate. Its traits may say `needs_only_sum`.
     """
-
-    needs_only_sum: ClassVar[bool] = False
-    """Whether the part's server half uses only the sum of what the clients send. Set it to True
-    where that holds: engines may then add the uploads up, so that `cohort.uploads` has sums over
-    some of the clients, [G, ...], in place of [K, ...]."""
 
     @abstractmethod
     def upload(self, round: Round) -> State:
@@ -433,16 +421,13 @@ class ServerPolicy(Part):
     You need it when the server does not wait for slow clients. Clients then train from the models
     of different rounds, and `cohort.staleness` says how many steps the server has made since. A
     server half that uses single updates, or remembers them, needs FRESH_UPDATES and is refused,
-    unless it says that it `takes_stale_updates`.
+    unless its traits say that it `takes_stale_updates`. Those of a policy may say
+    `updates_from_present`.
     """
 
     breaks: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.FRESH_UPDATES, Capability.SURVEYS}
     )
-
-    updates_from_present: ClassVar[bool] = False
-    """Whether an update is the client's model minus the server's present one, in place of the one
-    that the client was sent."""
 
     @abstractmethod
     def updates_per_step(self) -> int:
@@ -452,12 +437,11 @@ class ServerPolicy(Part):
 class CohortTransform(Part):
     """Changes the K updates before they are reduced to one. Any number, as written.
 
-    You need it when updates are compared with one another, such as to remove conflicts.
+    You need it when updates are compared with one another, such as to remove conflicts. Its traits
+    may say `merges_updates`.
     """
 
-    merges_updates: ClassVar[bool] = False
-    """Whether fewer updates may be returned, which then count equally. A part that sets it to True
-    breaks SEPARATE_UPDATES: reductions, tables and states by client do not go with it."""
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
     def withstands(self, count: int) -> int | None:
         """Return how many broken updates of `count` it is made for; None where it counts none.
@@ -474,23 +458,9 @@ class CohortTransform(Part):
 class Reduction(Part):
     """Makes one update of K. Exactly one; the weighted mean where none is given.
 
-    You need it when the aggregate is not the weighted mean, such as a median.
+    You need it when the aggregate is not the weighted mean, such as a median. Its traits may say
+    `uses_weights`, `counts_absent` and `hides_updates`.
     """
-
-    hides_updates: ClassVar[bool] = False
-    """Whether what acts after it sees no more than the aggregate. Set it to True where the
-    aggregate alone may be used, such as a sum with noise: `updates` are then that aggregate, once
-    for each of the K clients that are expected, and the cohort does not say who they were. It is
-    also called where nobody has replied, with no updates."""
-    uses_weights: ClassVar[bool] = True
-    """Whether the clients' weights change the aggregate. A run that sets `weights` for a part
-    without them is warned."""
-
-    counts_absent: ClassVar[bool] = False
-    """Whether the aggregate is also of clients that did not reply. Set it to True where the server
-    makes a step in a round of nobody too: `reduce` is then also called with no updates. A part that
-    acts on the aggregate by what the round's clients have sent, an `Upload`, has nothing to go by
-    then, and beside it such a round changes nothing."""
 
     def sum_noise(self) -> float:
         """Return the standard deviation of the noise that `reduce` adds to the sum, 0 for none.
@@ -518,7 +488,8 @@ class AggregateTransform(Part):
     You need it when the aggregate is corrected or projected at the server.
     """
 
-    aggregate_stage: ClassVar[Stage]
+    aggregate_stage: ClassVar[Stage] = Stage.CORRECT
+    """When it acts among the transforms of the aggregate."""
 
     @abstractmethod
     def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
@@ -566,6 +537,10 @@ class Table(Part):
 
     You need it when absent clients count with what they sent last.
     """
+
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
+    )
 
     @abstractmethod
     def init_row(self, params: Tree) -> State:

@@ -34,6 +34,7 @@ from fedkeel.method.context import (
     RoundCohort,
     part_state,
 )
+from fedkeel.method.part import traits_of
 from fedkeel.method.round_values import Replies, RoundResult, Server, TableRows
 from fedkeel.method.server_memory import states_without_replies
 from fedkeel.solve.span import Span
@@ -167,14 +168,14 @@ def _aggregate(
     has_replies = len(replies.clients) > 0
     for transform in plan.cohort_transforms if has_replies else ():
         changed = call(transform.transform_cohort, updates, view(transform.name))
-        updates = check_span(transform, changed, updates, transform.merges_updates)
+        updates = check_span(transform, changed, updates, traits_of(transform).merges_updates)
     lap("projection")
     reduction, reduced = plan.reduction, view(plan.reduction.name)
-    if any(part.merges_updates for part in plan.cohort_transforms):  # they count equally
+    if any(traits_of(part).merges_updates for part in plan.cohort_transforms):  # they count equally
         reduced = replace(reduced, weights=np.full(len(updates), 1.0 / len(updates)))
     update = call(reduction.reduce, updates, reduced)
     update = check_tree(reduction, update, server.params)
-    if reduction.hides_updates:
+    if traits_of(reduction).hides_updates:
         updates, cohort = round_values.hidden_updates(update, cohort)
     lap("server")
     for part in plan.aggregate_transforms:
@@ -187,7 +188,7 @@ def _aggregate(
     params, state = check_model_and_state(optimiser, result)
     params = check_tree(optimiser, params, server.params)
     memory, new_rows = {optimiser.name: state}, ByPart()
-    if not (has_replies or reduction.hides_updates):
+    if not (has_replies or traits_of(reduction).hides_updates):
         memory |= states_without_replies(plan, server)
         return Server(params, server.buffers, memory, server.round + 1), new_rows
     for keeper in plan.server_states:

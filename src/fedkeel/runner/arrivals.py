@@ -17,6 +17,7 @@ from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.errors import RunError
 from fedkeel.method.context import Ints, Message
+from fedkeel.method.part import traits_of
 from fedkeel.method.round_values import Replies, Server
 from fedkeel.method.server_round import raw_weights
 from fedkeel.system.asynchronous import Asynchronous
@@ -95,7 +96,7 @@ class Arrivals:
         """Return replies with their staleness, and as moves from the model that the policy says."""
         staleness, policy = server.round - due.versions, self._prepared.plan.policy
         update = dict(replies.update)
-        if policy is not None and policy.updates_from_present:
+        if policy is not None and traits_of(policy).updates_from_present:
             for version in np.unique(due.versions[staleness > 0]).tolist():
                 sent, rows = self._messages[version], torch.from_numpy(due.versions == version)
                 for name, moves in update.items():

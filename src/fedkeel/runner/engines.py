@@ -16,6 +16,7 @@ from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.engine.workers import Workers
 from fedkeel.memory import free_on
+from fedkeel.method.part import traits_of
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
@@ -120,7 +121,9 @@ def may_be_on_gpu(prepared: Prepared) -> bool:
     plan = prepared.plan
     if prepared.is_baseline or prepared.attack is not None or prepared.cohort.by_losses:
         return False
-    if user_modules(plan.parts) or plan.surveys or plan.policy or plan.reduction.hides_updates:
+    if user_modules(plan.parts) or plan.surveys or plan.policy:
+        return False
+    if traits_of(plan.reduction).hides_updates:
         return False
     return plan.needs_only_update_sum and {p.name for p in plan.uploads} <= plan.sum_only_uploads
 

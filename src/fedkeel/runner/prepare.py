@@ -267,9 +267,8 @@ def _task_of_method(settings: config.Run, task: Task) -> Task:
     """Return the task with what the method says of the model's buffers."""
     if settings.method in BASELINES:
         return task
-    personals = parse(settings.method, weights=settings.weights).personals
-    keeps_statistics = any(part.keeps_statistics for part in personals)
-    return replace(task, buffers="local") if keeps_statistics else task
+    plan = parse(settings.method, weights=settings.weights)
+    return replace(task, buffers="local") if plan.buffers_keeper else task
 
 
 def _plan(settings: config.Run, provides: frozenset[Capability]) -> Plan:

@@ -16,6 +16,7 @@ from fedkeel.data.read.identifiers import is_number
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
+from fedkeel.method.part import traits_of
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.method.parts.fedbn import FedBN
@@ -177,7 +178,7 @@ def _settings_that_a_part_replaces(prepared: Prepared) -> Iterator[str]:
         yield f"{work} says itself how clients train: {' and '.join(replaced)} {verb} no effect"
     reduction, weights = plan.reduction, settings.weights
     is_chosen = weights in ("examples", "uniform") and weights != reduction.weights
-    if is_chosen and not reduction.uses_weights:
+    if is_chosen and not traits_of(reduction).uses_weights:
         yield f"weights = {weights!r} has no effect: {reduction.name} uses none"
     criterion = plan.objective.criterion
     loss = prepared.setup.training.network.task_loss
@@ -187,7 +188,7 @@ def _settings_that_a_part_replaces(prepared: Prepared) -> Iterator[str]:
             "which is measured all the same"
         )
     buffers = prepared.ingredients.task.buffers
-    keeping = next((part for part in plan.personals if part.keeps_statistics), None)
+    keeping = plan.buffers_keeper
     if keeping is not None and buffers == "average" and prepared.setup.training.network.buffers:
         yield f"model.buffers = 'average' has no effect: {keeping.name} keeps them at the clients"
 

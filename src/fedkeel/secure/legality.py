@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.method.compose import Plan
 from fedkeel.method.local_training import LocalTraining
-from fedkeel.method.part import Capability
+from fedkeel.method.part import Capability, traits_of
 from fedkeel.records.baselines import BASELINES
 
 ADAPTIVE_NOISE = "dpquantile"
@@ -41,7 +41,7 @@ def refusal(plan: Plan) -> Refusal | None:
         for part in parts:
             return part.name, reason
     for part in plan.uploads:
-        if not part.needs_only_sum:
+        if not traits_of(part).needs_only_sum:
             return part.name, "sends a further message, and uses that of each client by itself"
         if part.name == ADAPTIVE_NOISE:
             return part.name, "adds noise to a count at the server; dpclient has none there"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedkeel.config import Run
 from fedkeel.errors import ConfigError
 from fedkeel.method.compose import Plan
+from fedkeel.method.part import traits_of
 
 
 def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
@@ -54,7 +55,7 @@ def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
             why="they are made of the updates of a round, which begin at one model",
             do="leave out [adversary]",
         )
-    if averages_buffers and policy.updates_from_present:
+    if averages_buffers and traits_of(policy).updates_from_present:
         raise ConfigError(
             f"{policy.name} does not go with buffers that are averaged.",
             why="it mixes parameters, and a client's running statistics would replace the server's",

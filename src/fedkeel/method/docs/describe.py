@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from fedkeel.method.compose import Plan, roles_of
+from fedkeel.method.compose import Plan, broken_by, roles_of
 from fedkeel.method.docs.docstring import summary
 from fedkeel.method.hyperparameters import hyperparameter_types, type_name
 from fedkeel.method.part import Part
@@ -146,7 +146,7 @@ def facts(part: Part | type[Part]) -> PartFacts:
         summary=summary(kind),
         roles=roles_of(kind),
         needs=sorted(capability.name for capability in instance.needs),
-        breaks=sorted(capability.name for capability in instance.breaks),
+        breaks=sorted(capability.name for capability in broken_by(instance)),
         weights=instance.weights,
         parameters=hyperparameters(instance),
     )

@@ -15,7 +15,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.parts.qfedavg import losses_of, received_loss
 from fedkeel.method.roles import Reduction, ServerState, Upload
 from fedkeel.solve.span import Floats, Span
@@ -59,10 +59,10 @@ class AFL(Upload, Reduction, ServerState):
 
     name: ClassVar[str] = "afl"
     paper: ClassVar[str] = "mohri2019afl"
-    uses_weights: ClassVar[bool] = False
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
     )
+    traits: ClassVar[Traits] = Traits(uses_weights=False)
 
     def upload(self, round: Round) -> State:
         """Return F_k."""

@@ -15,7 +15,7 @@ import numpy as np
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import Reduction, ServerState
 from fedkeel.solve.robust import centred_clipping
 from fedkeel.solve.span import Span, inner
@@ -54,9 +54,9 @@ class CentredClipping(Reduction, ServerState):
 
     name: ClassVar[str] = "cclip"
     paper: ClassVar[str] = "karimireddy2021history"
-    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    traits: ClassVar[Traits] = Traits(uses_weights=False)
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return an aggregate of 0."""

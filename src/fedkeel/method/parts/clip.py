@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Step
-from fedkeel.method.part import Stage, param
+from fedkeel.method.part import Stage, Traits, param
 from fedkeel.method.roles import GradientTransform
 from fedkeel.tree import Tree
 
@@ -49,8 +49,8 @@ class Clip(GradientTransform):
 
     name: ClassVar[str] = "clip"
     paper: ClassVar[str] = "pascanu2013"
-    preserves_penalty_pull: ClassVar[bool] = False
     gradient_stage: ClassVar[Stage] = Stage.LIMIT
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the gradient, shortened where it is too long."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Round
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import param
 from fedkeel.method.roles import ClientState, Codec
 from fedkeel.tree import State, Tree
 
@@ -61,7 +61,6 @@ class TopK(Codec, ClientState):
 
     name: ClassVar[str] = "topk"
     paper: ClassVar[str] = "stich2018"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.STABLE_CLIENTS})
 
     def encode(self, update: Tree, round: Round) -> State:
         """Return the k largest entries of what is to be sent, and where they stand."""

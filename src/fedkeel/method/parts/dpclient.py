@@ -20,7 +20,7 @@ from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Stage, Traits, param
 from fedkeel.method.roles import Broadcast, Reduction, ServerState, UpdateTransform, Upload
 from fedkeel.rng import generator
 from fedkeel.solve.span import Span, Sums
@@ -101,9 +101,8 @@ class ClientDP(UpdateTransform, Reduction):
     name: ClassVar[str] = "dpclient"
     paper: ClassVar[str] = "mcmahan2018dp"
     weights: ClassVar[Weights | None] = "uniform"
-    breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
     update_stage: ClassVar[Stage] = Stage.LIMIT
-    hides_updates: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(hides_updates=True)
 
     def transform_update(self, update: Tree, round: Round) -> Tree:
         """Return the update, shortened where it is too long."""
@@ -167,10 +166,8 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
     name: ClassVar[str] = "dpquantile"
     paper: ClassVar[str] = "andrew2021"
     weights: ClassVar[Weights | None] = "uniform"
-    breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
     update_stage: ClassVar[Stage] = Stage.LIMIT
-    hides_updates: ClassVar[bool] = True
-    needs_only_sum: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(hides_updates=True, needs_only_sum=True)
 
     def message(self, state: State) -> State:
         """Return the bound."""

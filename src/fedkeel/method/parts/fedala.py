@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from fedkeel.method.context import Arrival, Round
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.parts.fedper import head_or
 from fedkeel.method.roles import Carry, ClientState, LocalStart
 from fedkeel.tree import State, Tree, leaf, leaves
@@ -67,7 +67,7 @@ class FedALA(LocalStart, Carry, ClientState):
     name: ClassVar[str] = "fedala"
     paper: ClassVar[str] = "zhang2023fedala"
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    is_personal_model: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(is_personal_model=True)
 
     def local_start(self, received: Tree, arrival: Arrival) -> Tree:
         """Return the mixture after the steps of W, and note W."""

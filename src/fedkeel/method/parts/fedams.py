@@ -14,7 +14,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method.context import Population, RoundCohort
-from fedkeel.method.part import param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.parts.fedopt import unbiased
 from fedkeel.method.roles import ServerOptimiser
 from fedkeel.solve.span import Span
@@ -68,7 +68,7 @@ class FedAMS(ServerOptimiser):
 
     name: ClassVar[str] = "fedams"
     paper: ClassVar[str] = "wang2022fedams"
-    takes_stale_updates: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(takes_stale_updates=True)
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return m = v = 0, v^ as `start` says, and no steps."""

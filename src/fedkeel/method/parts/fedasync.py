@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkeel import tree
 from fedkeel.method.context import Floats, Ints, Population, RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.parts.fedbuff import polynomial
 from fedkeel.method.roles import ServerOptimiser, ServerPolicy
 from fedkeel.solve.span import Span
@@ -76,7 +76,7 @@ class FedAsync(ServerPolicy, ServerOptimiser):
     name: ClassVar[str] = "fedasync"
     paper: ClassVar[str] = "xie2019fedasync"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WHOLE_UPDATES})
-    updates_from_present: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(updates_from_present=True)
 
     def updates_per_step(self) -> int:
         """Return 1."""

@@ -16,7 +16,7 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import param
 from fedkeel.method.roles import Reduction, Table
 from fedkeel.solve.span import Floats, Span
 from fedkeel.tree import State, Tree
@@ -58,9 +58,6 @@ class FedAU(Reduction, Table):
     name: ClassVar[str] = "fedau"
     paper: ClassVar[str] = "wang2024fedau"
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
-    )
 
     def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the weighted sum."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Population, RoundCohort
-from fedkeel.method.part import param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import ServerOptimiser
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -52,7 +52,7 @@ class ServerMomentum(ServerOptimiser):
 
     name: ClassVar[str] = "momentum"
     paper: ClassVar[str] = "hsu2019"
-    takes_stale_updates: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(takes_stale_updates=True)
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return v = 0."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Round, RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import param
 from fedkeel.method.roles import Reduction, Table, Upload
 from fedkeel.solve.span import Floats, Span
 from fedkeel.tree import State, Tree
@@ -70,9 +70,6 @@ class FedAWA(Upload, Reduction, Table):
 
     name: ClassVar[str] = "fedawa"
     paper: ClassVar[str] = "shi2025fedawa"
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
-    )
 
     def upload(self, round: Round) -> State:
         """Return the distance of the local model from the one that was received."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedkeel.method.roles import Personal
+from fedkeel.method.roles import Personal, Traits
 from fedkeel.task.parameter_names import ParameterLayout
 
 
@@ -41,7 +41,7 @@ class FedBN(Personal):
 
     name: ClassVar[str] = "fedbn"
     paper: ClassVar[str] = "li2021fedbn"
-    keeps_statistics: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(keeps_statistics=True)
 
     def personal(self, layout: ParameterLayout) -> frozenset[str]:
         """Return scale and shift of the normalisation layers."""

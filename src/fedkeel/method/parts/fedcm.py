@@ -15,7 +15,7 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Population, Round, RoundCohort, Step
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import Broadcast, GradientTransform, ServerOptimiser, Upload
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -62,8 +62,7 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
     paper: ClassVar[str] = "xu2021fedcm"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    preserves_penalty_pull: ClassVar[bool] = False
-    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the mixture."""

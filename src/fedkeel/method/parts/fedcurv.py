@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.per_example import sum_squared_grads
 from fedkeel.method.roles import Broadcast, ClientState, Penalty, ServerState, Upload
 from fedkeel.tree import State, Tree
@@ -65,7 +65,6 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "shoham2019fedcurv"
-    server_holds_sum: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
@@ -78,9 +77,9 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         return frozenset({clients, Capability.LOSS_BY_EXAMPLE})
 
     @property
-    def needs_only_sum(self) -> bool:  # type: ignore[override]
-        """Return whether the server adds up the changes of terms, and looks at nothing else."""
-        return self.memory == "clients"
+    def traits(self) -> Traits:  # type: ignore[override]
+        """The server holds sums of terms; the changes of terms are only added up."""
+        return Traits(server_holds_sum=True, needs_only_sum=self.memory == "clients")
 
     @property
     def pull(self) -> float:

@@ -16,7 +16,7 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Population, Round, RoundCohort, Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import ClientState, Penalty, ServerOptimiser
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -69,11 +69,11 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
 
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "acar2021feddyn"
-    server_holds_sum: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.STABLE_CLIENTS, Capability.WHOLE_UPDATES, Capability.SEPARATE_UPDATES}
+        {Capability.WHOLE_UPDATES, Capability.SEPARATE_UPDATES}
     )
+    traits: ClassVar[Traits] = Traits(server_holds_sum=True)
 
     @property
     def pull(self) -> float:

@@ -15,7 +15,7 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Round, RoundCohort
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import AggregateTransform, Upload
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -64,8 +64,7 @@ class FedExP(Upload, AggregateTransform):
     paper: ClassVar[str] = "jhunjhunwala2023fedexp"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WHOLE_UPDATES})
-    needs_only_sum: ClassVar[bool] = True
-    aggregate_stage: ClassVar[Stage] = Stage.CORRECT
+    traits: ClassVar[Traits] = Traits(needs_only_sum=True)
 
     def upload(self, round: Round) -> State:
         """Return the squared norm of the update."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedkeel.config import Weights
 from fedkeel.method.context import RoundCohort
-from fedkeel.method.part import Capability
 from fedkeel.method.roles import CohortTransform
 from fedkeel.solve.projections import Rule, harmonise
 from fedkeel.solve.span import Floats, Span, relative_rounding
@@ -61,7 +60,6 @@ class FedGH(CohortTransform):
     name: ClassVar[str] = "fedgh"
     paper: ClassVar[str] = "fedgh2024"
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
     def transform_cohort(self, updates: Span, cohort: RoundCohort) -> Span:
         """Return the harmonised updates."""

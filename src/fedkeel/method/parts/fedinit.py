@@ -50,7 +50,6 @@ class FedInit(LocalStart, ClientState):
     name: ClassVar[str] = "fedinit"
     paper: ClassVar[str] = "sun2023fedinit"
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    from_last_round_only: ClassVar[bool] = False
 
     def local_start(self, received: Tree, arrival: Arrival) -> Tree:
         """Return the relaxed start."""

@@ -17,7 +17,7 @@ from fedkeel import tree
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Outcome, Population, Round
 from fedkeel.method.local_optimiser import LocalOptimiser, decayed, descend
-from fedkeel.method.part import param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import Broadcast, ClientOptimiser, ServerState, Upload
 from fedkeel.tree import State, Tree
 
@@ -107,7 +107,7 @@ class FedLADA(ClientOptimiser, Upload, Broadcast, ServerState):
     name: ClassVar[str] = "fedlada"
     paper: ClassVar[str] = "sun2023fedlada"
     weights: ClassVar[Weights | None] = "uniform"
-    needs_only_sum: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(needs_only_sum=True)
 
     def local_optimiser(self, local: Local, no_decay: frozenset[str]) -> LocalOptimiser:
         """Return AMSGrad with a constant direction."""

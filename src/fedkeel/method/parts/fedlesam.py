@@ -14,7 +14,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method.context import Round, Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import param
 from fedkeel.method.roles import ClientState, GradientRule
 from fedkeel.tree import State, Tree
 
@@ -59,7 +59,6 @@ class FedLESAM(GradientRule, ClientState):
 
     name: ClassVar[str] = "fedlesam"
     paper: ClassVar[str] = "fan2024fedlesam"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.STABLE_CLIENTS})
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the perturbed point."""

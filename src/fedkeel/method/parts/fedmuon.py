@@ -18,7 +18,7 @@ from fedkeel import tree
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort
 from fedkeel.method.local_optimiser import LocalOptimiser, decayed, descend
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Stage, Traits, param
 from fedkeel.method.roles import (
     AggregateTransform,
     Broadcast,
@@ -156,11 +156,9 @@ class FedMuon(ClientOptimiser, ClientState, Upload, AggregateTransform, Broadcas
 
     name: ClassVar[str] = "fedmuon"
     paper: ClassVar[str] = "takezawa2025fedmuon"
-    server_holds_sum: ClassVar[bool] = True
-    needs_only_sum: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.STABLE_CLIENTS})
     aggregate_stage: ClassVar[Stage] = Stage.LIMIT
+    traits: ClassVar[Traits] = Traits(server_holds_sum=True, needs_only_sum=True)
 
     def local_optimiser(self, local: Local, no_decay: frozenset[str]) -> LocalOptimiser:
         """Return Muon."""

@@ -14,7 +14,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method.context import Step
-from fedkeel.method.part import Stage, param
+from fedkeel.method.part import Stage, Traits, param
 from fedkeel.method.roles import GradientTransform
 from fedkeel.tree import Tree
 
@@ -57,8 +57,8 @@ class FedNAR(GradientTransform):
 
     name: ClassVar[str] = "fednar"
     paper: ClassVar[str] = "li2023fednar"
-    preserves_penalty_pull: ClassVar[bool] = False
     gradient_stage: ClassVar[Stage] = Stage.LIMIT
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return gradient and weight decay, shortened where they are too long together."""

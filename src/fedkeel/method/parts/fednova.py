@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Round, RoundCohort
-from fedkeel.method.part import Capability, Stage
+from fedkeel.method.part import Capability, Traits
 from fedkeel.method.roles import AggregateTransform, UpdateTransform, Upload
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -61,10 +61,8 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "wang2020fednova"
-    takes_stale_updates: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.WHOLE_UPDATES})
-    update_stage: ClassVar[Stage] = Stage.CORRECT
-    aggregate_stage: ClassVar[Stage] = Stage.CORRECT
+    traits: ClassVar[Traits] = Traits(takes_stale_updates=True)
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Population, RoundCohort
-from fedkeel.method.part import param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import ServerOptimiser
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -47,7 +47,7 @@ class Adaptive(ServerOptimiser):
     v0: Start = "tau2"
 
     paper: ClassVar[str] = "reddi2021"
-    takes_stale_updates: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(takes_stale_updates=True)
 
     @abstractmethod
     def grow(self, v: Tensor, square: Tensor) -> Tensor:

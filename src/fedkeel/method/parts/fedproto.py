@@ -16,7 +16,7 @@ from torch import Tensor
 from fedkeel.config import Weights
 from fedkeel.errors import ModelError
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import Broadcast, LossTerm, Personal, ServerState, Upload
 from fedkeel.task.batch import Output
 from fedkeel.task.parameter_names import ParameterLayout
@@ -64,12 +64,10 @@ class FedProto(Personal, LossTerm, Upload, ServerState, Broadcast):
     name: ClassVar[str] = "fedproto"
     paper: ClassVar[str] = "tan2022fedproto"
     weights: ClassVar[Weights | None] = "uniform"
-    keeps_statistics: ClassVar[bool] = True
-    needs_only_sum: ClassVar[bool] = True
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.FEATURES, Capability.CLASSES, Capability.STABLE_CLIENTS}
     )
-    breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.SHARED_PARAMETERS})
+    traits: ClassVar[Traits] = Traits(needs_only_sum=True, shares_nothing=True)
 
     def personal(self, layout: ParameterLayout) -> frozenset[str]:
         """Return all parameters."""

@@ -17,7 +17,7 @@ from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.data.values import only_tensor
 from fedkeel.method.context import Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import GradientRule, Preparation, StepCorrection
 from fedkeel.task.batch import Batch
 from fedkeel.tree import State, Tree
@@ -82,7 +82,7 @@ class FedReg(Preparation, GradientRule, StepCorrection):
     paper: ClassVar[str] = "xu2022fedreg"
     weights: ClassVar[Weights | None] = "uniform"
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    preserves_penalty_pull: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]

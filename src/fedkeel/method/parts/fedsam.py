@@ -15,7 +15,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method.context import Step
-from fedkeel.method.part import param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import GradientRule
 from fedkeel.tree import Tree
 
@@ -54,7 +54,7 @@ class FedSAM(GradientRule):
 
     name: ClassVar[str] = "fedsam"
     paper: ClassVar[str] = "qu2022fedsam"
-    preserves_penalty_pull: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the point uphill."""

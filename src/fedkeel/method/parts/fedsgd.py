@@ -14,7 +14,7 @@ from typing import ClassVar
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import Round, Step
-from fedkeel.method.part import Capability, Stage
+from fedkeel.method.part import Capability, Traits
 from fedkeel.method.roles import GradientRule, LocalWork, UpdateTransform
 from fedkeel.tree import Tree
 
@@ -76,8 +76,7 @@ class MinibatchSGD(GradientRule, UpdateTransform):
     breaks: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES}
     )
-    preserves_penalty_pull: ClassVar[bool] = False
-    update_stage: ClassVar[Stage] = Stage.CORRECT
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the received model."""

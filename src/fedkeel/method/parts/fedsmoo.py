@@ -14,7 +14,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method.context import Population, Round, RoundCohort, Step
-from fedkeel.method.part import param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.parts.feddyn import FedDyn
 from fedkeel.method.roles import Broadcast, Carry, GradientRule, Upload
 from fedkeel.solve.span import Span
@@ -58,7 +58,7 @@ class FedSMOO(FedDyn, GradientRule, Carry, Upload, Broadcast):
 
     name: ClassVar[str] = "fedsmoo"
     paper: ClassVar[str] = "sun2023fedsmoo"
-    needs_only_sum: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(server_holds_sum=True, needs_only_sum=True)
 
     def message(self, state: State) -> State:
         """Return the common direction s."""

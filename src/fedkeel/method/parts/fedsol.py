@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import GradientRule
 from fedkeel.task.batch import Output
 from fedkeel.tree import Tree
@@ -71,7 +71,7 @@ class FedSOL(GradientRule):
     name: ClassVar[str] = "fedsol"
     paper: ClassVar[str] = "lee2024fedsol"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.CLASSES})
-    preserves_penalty_pull: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the perturbed model."""

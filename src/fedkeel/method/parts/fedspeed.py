@@ -15,7 +15,7 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Round, Step
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import ClientState, GradientRule, Penalty, UpdateTransform
 from fedkeel.tree import State, Tree
 
@@ -69,10 +69,9 @@ class FedSpeed(GradientRule, Penalty, UpdateTransform, ClientState):
     paper: ClassVar[str] = "sun2023fedspeed"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.STABLE_CLIENTS, Capability.WHOLE_UPDATES, Capability.FRESH_UPDATES}
+        {Capability.WHOLE_UPDATES, Capability.FRESH_UPDATES}
     )
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.WHOLE_UPDATES})
-    update_stage: ClassVar[Stage] = Stage.CORRECT
 
     @property
     def pull(self) -> float:

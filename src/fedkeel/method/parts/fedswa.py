@@ -14,7 +14,7 @@ from typing import ClassVar
 from fedkeel import tree
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort, Step
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Capability, Stage, Traits, param
 from fedkeel.method.roles import (
     AggregateTransform,
     Broadcast,
@@ -109,13 +109,9 @@ class MomentumVariates(GradientTransform, ClientState, Upload, Broadcast, Server
 
     name: ClassVar[str] = "fedmoswa.variates"
     paper: ClassVar[str] = "liu2025fedswa"
-    from_last_round_only: ClassVar[bool] = True
-    needs_only_sum: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.LINEAR_ACCUMULATION, Capability.STABLE_CLIENTS}
-    )
-    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
+    traits: ClassVar[Traits] = Traits(from_last_round_only=True, needs_only_sum=True)
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return g - c_k + c."""

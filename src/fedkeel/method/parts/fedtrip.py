@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import Broadcast, ClientState, Penalty, ServerState
 from fedkeel.tree import State, Tree
 
@@ -55,8 +55,7 @@ class FedTrip(Penalty, ClientState, ServerState, Broadcast):
 
     name: ClassVar[str] = "fedtrip"
     paper: ClassVar[str] = "li2023fedtrip"
-    preserves_penalty_pull: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.STABLE_CLIENTS})
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     @property
     def pull(self) -> float:

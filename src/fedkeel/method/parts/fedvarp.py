@@ -15,7 +15,7 @@ import numpy as np
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, RoundCohort
-from fedkeel.method.part import Capability
+from fedkeel.method.part import Traits
 from fedkeel.method.roles import Reduction, ServerState, Table
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -57,11 +57,8 @@ class FedVARP(Reduction, Table, ServerState):
 
     name: ClassVar[str] = "fedvarp"
     paper: ClassVar[str] = "jhunjhunwala2022"
-    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
-    )
+    traits: ClassVar[Traits] = Traits(uses_weights=False)
 
     def unit(self, cohort: RoundCohort) -> float:
         """Return what updates are divided by before they are remembered."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import RoundCohort, Step
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Capability, Stage, Traits, param
 from fedkeel.method.roles import AggregateTransform, GradientTransform
 from fedkeel.solve.projections import Axes, centralise
 from fedkeel.solve.span import Span
@@ -133,8 +133,8 @@ class GlobalGC(AggregateTransform):
 
     name: ClassVar[str] = "gcfed.global"
     paper: ClassVar[str] = "gcfed2025"
-    takes_stale_updates: ClassVar[bool] = True
     aggregate_stage: ClassVar[Stage] = Stage.PROJECT
+    traits: ClassVar[Traits] = Traits(takes_stale_updates=True)
 
     def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the centralised aggregate."""

@@ -18,7 +18,7 @@ from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Ints, Population, Round, RoundCohort, Step
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Capability, Stage, Traits, param
 from fedkeel.method.roles import Carry, ClientState, GradientTransform, ServerOptimiser
 from fedkeel.solve import qp, span
 from fedkeel.solve.span import Floats, Span
@@ -80,8 +80,8 @@ class GradMAW(GradientTransform, Carry, ClientState):
     name: ClassVar[str] = "gradma.w"
     paper: ClassVar[str] = "luo2023gradma"
     weights: ClassVar[Weights | None] = "uniform"
-    preserves_penalty_pull: ClassVar[bool] = False
     gradient_stage: ClassVar[Stage] = Stage.PROJECT
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedkeel.config import Weights
 from fedkeel.method.context import Ints, RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import Reduction
 from fedkeel.solve.robust import (
     bulyan_selection,
@@ -94,9 +94,9 @@ class Krum(Reduction):
 
     name: ClassVar[str] = "krum"
     paper: ClassVar[str] = "blanchard2017"
-    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    traits: ClassVar[Traits] = Traits(uses_weights=False)
 
     def withstands(self, count: int) -> int:
         """Return f, the number of broken updates that it is made for."""
@@ -141,9 +141,9 @@ class MultiKrum(Reduction):
 
     name: ClassVar[str] = "multikrum"
     paper: ClassVar[str] = "blanchard2017"
-    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    traits: ClassVar[Traits] = Traits(uses_weights=False)
 
     def withstands(self, count: int) -> int:
         """Return f, the number of broken updates that it is made for; 0 where it keeps all."""
@@ -190,9 +190,9 @@ class Bulyan(Reduction):
 
     name: ClassVar[str] = "bulyan"
     paper: ClassVar[str] = "elmhamdi2018"
-    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    traits: ClassVar[Traits] = Traits(uses_weights=False)
 
     def withstands(self, count: int) -> int:
         """Return f, the number of broken updates that it is made for."""

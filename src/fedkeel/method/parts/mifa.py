@@ -16,7 +16,7 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, RoundCohort
-from fedkeel.method.part import Capability
+from fedkeel.method.part import Traits
 from fedkeel.method.roles import Reduction, ServerState, Table
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -61,12 +61,8 @@ class MIFA(Reduction, Table, ServerState):
 
     name: ClassVar[str] = "mifa"
     paper: ClassVar[str] = "gu2021mifa"
-    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
-    counts_absent: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS, Capability.SEPARATE_UPDATES}
-    )
+    traits: ClassVar[Traits] = Traits(uses_weights=False, counts_absent=True)
 
     def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the mean of all clients' last updates, as `start` says before all are known."""

@@ -16,7 +16,7 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import Broadcast, GradientTransform, ServerState, Survey, Upload
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -48,8 +48,7 @@ class Fixed(GradientTransform, Broadcast, ServerState):
 
     paper: ClassVar[str] = "karimireddy2021mime"
     weights: ClassVar[Weights | None] = "uniform"
-    preserves_penalty_pull: ClassVar[bool] = False
-    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def mix(self, grads: Tree, m: Tree) -> Tree:
         """Return (1 - beta) g + beta m."""
@@ -107,7 +106,6 @@ class Mime(Survey, Fixed):
     """
 
     name: ClassVar[str] = "mime"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SURVEYS})
 
     def survey(self, step: Step) -> State:
         """Return the gradient at the received model."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedkeel.config import Weights
 from fedkeel.method.context import Ints, RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.parts.krum import distances_of
 from fedkeel.method.roles import CohortTransform
 from fedkeel.solve.robust import count_of_share, nearest_mean
@@ -51,7 +51,6 @@ class NearestMixing(CohortTransform):
     name: ClassVar[str] = "nnm"
     paper: ClassVar[str] = "allouah2023"
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
     def withstands(self, count: int) -> int:
         """Return f, how many updates each mean leaves out."""
@@ -95,9 +94,7 @@ class Bucketing(CohortTransform):
     name: ClassVar[str] = "bucketing"
     paper: ClassVar[str] = "karimireddy2022"
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
-    breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.SEPARATE_UPDATES})
-    merges_updates: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(merges_updates=True)
 
     def transform_cohort(self, updates: Span, cohort: RoundCohort) -> Span:
         """Return the means of the buckets."""

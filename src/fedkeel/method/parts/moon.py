@@ -60,9 +60,7 @@ class Moon(LossTerm, ClientState):
 
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "li2021moon"
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.FEATURES, Capability.STABLE_CLIENTS}
-    )
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.FEATURES})
 
     def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
         """Return the weighted contrastive loss of each example."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedkeel.method.context import RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import param
 from fedkeel.method.roles import CohortTransform
 from fedkeel.solve.span import Span
 
@@ -45,7 +45,6 @@ class NormBound(CohortTransform):
 
     name: ClassVar[str] = "normbound"
     paper: ClassVar[str] = "sun2019backdoor"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
 
     def transform_cohort(self, updates: Span, cohort: RoundCohort) -> Span:
         """Return the updates, the long ones shortened."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.parts.finetune import plain_training
 from fedkeel.method.roles import FineTuning, GradientRule
 from fedkeel.tree import Tree
@@ -64,7 +64,7 @@ class PerFedAvg(GradientRule, FineTuning):
     paper: ClassVar[str] = "fallah2020perfedavg"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.EXAMPLE_LOSSES})
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    preserves_penalty_pull: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient of the loss after the inner step."""

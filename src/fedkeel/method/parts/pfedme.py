@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkeel.method.context import Step
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import GradientRule, LocalModel
 from fedkeel.task.parameter_names import ParameterLayout
 from fedkeel.tree import Tree
@@ -59,7 +59,7 @@ class PFedMe(GradientRule, LocalModel):
     name: ClassVar[str] = "pfedme"
     paper: ClassVar[str] = "dinh2020pfedme"
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    preserves_penalty_pull: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(preserves_penalty_pull=False)
 
     def init_model(self, start: Tree, layout: ParameterLayout) -> Tree:
         """Return the received model."""

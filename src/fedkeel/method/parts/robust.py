@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedkeel.config import Weights
 from fedkeel.method.context import RoundCohort
-from fedkeel.method.part import Capability, param
+from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import Reduction
 from fedkeel.solve.span import Span
 from fedkeel.tree import Tree
@@ -57,9 +57,9 @@ class Median(Reduction):
 
     name: ClassVar[str] = "median"
     paper: ClassVar[str] = "yin2018"
-    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    traits: ClassVar[Traits] = Traits(uses_weights=False)
 
     def withstands(self, count: int) -> int:
         """Return how many cannot move it beyond the range of the others."""
@@ -103,9 +103,9 @@ class TrimmedMean(Reduction):
 
     name: ClassVar[str] = "trimmed_mean"
     paper: ClassVar[str] = "yin2018"
-    uses_weights: ClassVar[bool] = False
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    traits: ClassVar[Traits] = Traits(uses_weights=False)
 
     def trimmed(self, clients: int) -> int:
         """Return b, the number of values left out at each end."""

@@ -15,7 +15,7 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Round, Step
-from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import ClientState, GradientTransform, LocalWork
 from fedkeel.tree import State, Tree
 
@@ -64,9 +64,8 @@ class Scaffnew(LocalWork, GradientTransform, ClientState):
     paper: ClassVar[str] = "mishchenko2022proxskip"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.LINEAR_ACCUMULATION, Capability.STABLE_CLIENTS, Capability.FRESH_UPDATES}
+        {Capability.LINEAR_ACCUMULATION, Capability.FRESH_UPDATES}
     )
-    gradient_stage: ClassVar[Stage] = Stage.CORRECT
 
     def work(self, local: Local) -> Local:
         """Return the settings with 1/p steps."""

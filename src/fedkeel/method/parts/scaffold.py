@@ -13,7 +13,7 @@ from typing import ClassVar
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.part import Capability, Stage
+from fedkeel.method.part import Capability, Traits
 from fedkeel.method.roles import Broadcast, ClientState, GradientTransform, ServerState, Upload
 from fedkeel.tree import State, Tree
 
@@ -47,15 +47,14 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "karimireddy2020"
-    takes_stale_updates: ClassVar[bool] = True
-    server_holds_sum: ClassVar[bool] = True
-    from_last_round_only: ClassVar[bool] = True
-    needs_only_sum: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.LINEAR_ACCUMULATION, Capability.STABLE_CLIENTS}
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
+    traits: ClassVar[Traits] = Traits(
+        takes_stale_updates=True,
+        server_holds_sum=True,
+        from_last_round_only=True,
+        needs_only_sum=True,
     )
-    gradient_stage: ClassVar[Stage] = Stage.CORRECT
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return g - c_k + c."""

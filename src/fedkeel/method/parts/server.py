@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Population, RoundCohort
-from fedkeel.method.part import param
+from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import Reduction, ServerOptimiser
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -67,7 +67,7 @@ class Addition(ServerOptimiser):
 
     name: ClassVar[str] = "addition"
     paper: ClassVar[str] = "mcmahan2017"
-    takes_stale_updates: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(takes_stale_updates=True)
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return nothing: addition remembers nothing."""
