@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import tomllib
@@ -193,6 +194,34 @@ def test_what_was_tuned_is_shown_on_other_seeds() -> None:
         assert all(" -s seed=" in command for command in shown)
 
 
+def messages() -> set[str]:
+    """Every text of the source, with "..." for what is filled in."""
+    found = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    one.value if isinstance(one, ast.Constant) else "..." for one in node.values
+                ]
+                found.add(re.sub(r"(\.\.\.)+", "...", "".join(map(str, parts))))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def test_every_message_of_troubleshooting_is_one_of_the_source() -> None:
+    page = (DOCS / "guides" / "troubleshooting.md").read_text("utf-8")
+    rows = re.findall(r"^\| (.*) \| .* \|$", page, re.MULTILINE)
+    quoted = [row[1:].split("`")[0] for row in rows if row.startswith("`")]
+    assert len(quoted) > 40
+    known = messages()
+    missing = [
+        one for one in quoted if not any(text.startswith(one.removesuffix("...")) for text in known)
+    ]
+    assert missing == []
+    assert all(re.search(r"[a-z]{3}.*[a-z]{3}", one) for one in quoted)  # none is dots alone
+
+
 def anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -225,6 +254,27 @@ def test_included_files_are_there() -> None:
                 assert (DOCS.parent / name[1]).is_file(), line
                 found += 1
     assert found == 3
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    site = yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text("utf-8"))
+    listed = [text for text in texts(site["nav"]) if text.endswith((".md", ".ipynb"))]
+    assert len(listed) == len(set(listed))
+    pages = {str(f.relative_to(DOCS)) for kind in ("md", "ipynb") for f in DOCS.rglob(f"*.{kind}")}
+    unlisted = {page for page in pages if page.startswith(("methods/", "results/"))}
+    assert pages - unlisted <= set(listed) <= pages
+    parts = {title: inside for part in site["nav"] for title, inside in part.items()}
+    assert [next(iter(group)) for group in parts["Guides"]] == [
+        "Data",
+        "Methods",
+        "Trust",
+        "Scale",
+        "Understand",
+    ]
+    assert "reference/modules.md" in list(texts(parts["Contributors"]))
+    gallery = (DOCS / "getting-started" / "notebooks.md").read_text("utf-8")
+    notebooks = {file.name for file in (DOCS / "getting-started").glob("*.ipynb")}
+    assert set(re.findall(r"\((\S+\.ipynb)\)", gallery)) == notebooks
 
 
 @pytest.fixture(scope="module")

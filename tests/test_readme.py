@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import fedkeel as fk
@@ -114,6 +116,28 @@ def test_the_guide_on_tasks_runs() -> None:
     known = {*LOSSES, *METRICS, "top3"}
     assert set(listed) <= known
     assert set(LOSSES) <= set(listed)
+
+
+def test_two_commands_do_everything() -> None:
+    block = README.split("## Two commands")[1].split("\n## ")[0]
+    commands = [line.split("#")[0].strip() for line in block.splitlines() if line[:4] == "    "]
+    assert commands == ["make demo", "make test"]
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert "pip install ." in README
+    assert "\n    pip install .\n" in index
+
+
+def test_the_citation_is_of_this_project() -> None:
+    """The keys that CFF 1.2.0 requires, and what pyproject.toml says."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cff["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(cff)
+    assert (cff["title"], cff["abstract"]) == (project["name"], project["description"])
+    assert (cff["license"], cff["keywords"]) == (project["license"], project["keywords"])
+    assert all(set(author) == {"name"} for author in cff["authors"])
+    named = [{"name": author["name"]} for author in project["authors"]]
+    assert cff["authors"] == named
 
 
 def test_the_readme_is_short() -> None:
