@@ -324,11 +324,11 @@ TITLES = {
 
 BESIDE_ADAM = """\
 A method that divides by the length of the local path needs a path that is a weighted sum of
-gradients. With `local.optimiser = "adam"` or `"adamw"` it is none, and neither with momentum that
-`local.keep_state` keeps from round to round. These are refused then:"""
+gradients. With `local.optimiser = "adam"` or `"adamw"`, and with momentum that `local.keep_state`
+keeps from round to round, it is not such a sum. These are refused then:"""
 
 SECURE_SUMS = """\
-With `flower.secure_aggregation = true` the server of a federation sees sums over the nodes alone;
+With `flower.secure_aggregation = true` the server of a federation sees only sums over the nodes;
 see [the guide](../guides/flower.md#secure-aggregation). A combination is refused where one of its
 methods is."""
 
