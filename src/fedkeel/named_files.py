@@ -9,6 +9,8 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
@@ -41,6 +43,23 @@ def expanded(path: str | os.PathLike[str]) -> Path:
             do=f"write the folder in full; for one that is called so, ./{name}",
         )
     return Path(text)
+
+
+@contextmanager
+def writing(problem: str, do: str | None = None) -> Iterator[None]:
+    """Say of what cannot be written why not.
+
+    Args:
+        problem: what cannot be written, a sentence.
+        do: what the user can do.
+
+    Raises:
+        RunError: the disk refuses it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(problem, got=error, do=do) from None
 
 
 def open_regular(path: Path, most: int = sys.maxsize) -> BufferedReader:

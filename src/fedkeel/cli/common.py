@@ -10,8 +10,7 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -248,16 +247,6 @@ def page_written(write: Callable[[], Path]) -> str:
     except RunError as error:
         reason = error.what if error.got is None else f"{error.what} ({error.got})"
         return f"not written: {reason}" + ("" if error.do is None else f" Do: {error.do}")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Say of a file that cannot be written why not (RunError)."""
-    try:
-        yield
-    except OSError as error:
-        do = "see that its folder is there, or name another file"
-        raise RunError(f"{path} cannot be written.", got=error, do=do) from None
 
 
 def say(console: Console, text: str) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import JSON, TRUST, document, say, stderr, writing
+from fedkeel.cli.common import JSON, TRUST, document, say, stderr
+from fedkeel.named_files import writing
 
 RUN = typer.Argument(..., metavar="RUN", help="Run folder of a finished run.")
 WHICH = typer.Option(
     "last", "--model", metavar="last|best", help="The model after the last round, or the best one."
 )
+
+ANOTHER = "see that its folder is there, or name another file"
 
 
 def predict(
@@ -53,7 +56,7 @@ def predict(
     if out is None:
         print(text.getvalue(), end="")
         return
-    with writing(out):
+    with writing(f"{out} cannot be written.", ANOTHER):
         write_text(out, text.getvalue())
     say(stderr(), f"wrote {len(predictions):,} predictions to {out}")
 
@@ -85,6 +88,6 @@ def export(
     from fedkeel.predict.trained_model import load
 
     model = load(run, which=which, client=client, trust=trust)
-    with writing(file):
+    with writing(f"{file} cannot be written.", ANOTHER):
         model.export(file)
     say(stderr(), f"wrote {file}")

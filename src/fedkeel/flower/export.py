@@ -16,6 +16,7 @@ from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.method.grammar import parse
 from fedkeel.named_code import VARIABLE, place_of
+from fedkeel.named_files import writing
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
 from fedkeel.system import legality
@@ -79,7 +80,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
             f"The module {PACKAGE!r} has the name of the app's package, which would hide it.",
             do=f"give the file another name than {PACKAGE}.py",
         )
-    try:
+    with writing(f"{out} cannot be written to."):
         if out.exists() and any(out.iterdir()):
             raise RunError(f"{out} is not empty.", do="choose another folder (--out)")
         package = out / PACKAGE
@@ -100,8 +101,6 @@ def export(experiment: Experiment, out: Path) -> list[str]:
         values = _template_values(experiment, not_copied)
         for name in ("pyproject.toml", "README.md"):
             (out / name).write_text(_template(name).substitute(values), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{out} cannot be written to.", got=error) from None
     return not_copied
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeel.errors import RunError
+from fedkeel.named_files import writing
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.records.run_record import RunRecord
@@ -90,11 +91,9 @@ class TablePage:
             RunError: the folder cannot be written to.
         """
         folder = self.request.folder(self.table)
-        try:
+        with writing(f"{folder} cannot be written to.", ANOTHER):
             folder.mkdir(parents=True, exist_ok=True)
             return self._write_html(runs, folder)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be written to.", got=error, do=ANOTHER) from None
 
     def _write_html(self, runs: Sequence[TableRun], folder: Path) -> Path:
         html = (
@@ -140,13 +139,11 @@ class TablePage:
             raise RunError(what, do="run it first")
         suffix = "-tuned" * self.request.tuned + "-quick" * self.request.quick
         file = folder / f"{self.table.id}{suffix}.md"
-        try:
+        with writing(f"{file} cannot be written."):
             folder.mkdir(parents=True, exist_ok=True)
             before = file.read_text(encoding="utf-8") if file.exists() else ""
             _, heading, reading = before.partition(f"\n{READING}\n")
             write_text(file, self.to_markdown() + f"{heading}{reading}")
-        except OSError as error:
-            raise RunError(f"{file} cannot be written.", got=error) from None
         return file
 
     def to_markdown(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from fedkeel import config
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, RunError, TrainingError, counted
+from fedkeel.named_files import writing
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.reproduce.plan import CellKey, TableRequest, TableRun, digest, table_runs
@@ -101,11 +102,9 @@ def search(
 
 def _write(folder: Path, settings: CellSettings) -> None:
     entries = [{**key._asdict(), "chosen": chosen} for key, chosen in settings.items()]
-    try:
+    with writing(f"{folder} cannot be written to.", ANOTHER):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / TUNED, json.dumps(entries, indent=1) + "\n")
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written to.", got=error, do=ANOTHER) from None
 
 
 def read_tuned_settings(folder: Path) -> CellSettings:

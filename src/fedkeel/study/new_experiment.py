@@ -18,8 +18,8 @@ from fedkeel.data.read.hugging_face import load_any
 from fedkeel.data.read.survey import TableSurvey, survey_tables
 from fedkeel.data.read.tables import TABLE_SUFFIXES
 from fedkeel.data.values import only_tensor
-from fedkeel.errors import ConfigError, RunError, counted
-from fedkeel.named_files import expanded
+from fedkeel.errors import ConfigError, counted
+from fedkeel.named_files import expanded, writing
 from fedkeel.runner.prepare import ingredients, prepare
 from fedkeel.study.new_model import IMAGE, LABELS, QUANTITY
 
@@ -108,15 +108,12 @@ def new_experiment(
 
 def _write(files: Sequence[Path], texts: Sequence[str]) -> None:
     """Write the files, or say why the current folder cannot be written to (RunError)."""
-    try:
+    with writing(
+        "The experiment cannot be written into the current folder.",
+        "go to a folder of your own that has room, and give the data by their whole path",
+    ):
         for file, text in zip(files, texts, strict=True):
             file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(
-            "The experiment cannot be written into the current folder.",
-            got=error,
-            do="go to a folder of your own that has room, and give the data by their whole path",
-        ) from None
 
 
 def _data(

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fedkeel.data.values import joined
 from fedkeel.dispatch import OperationMode
-from fedkeel.engine.compiler.errors import CannotCompile, first_line
+from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.compiler.graph_nodes import draws_random_numbers
+from fedkeel.errors import first_line
 from fedkeel.method.context import Ints
 from fedkeel.task.batch import Batch
 from fedkeel.task.network import Network

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fedkeel.errors import first_line
+
 
 class CannotCompile(Exception):  # noqa: N818 - the caller takes another way, nothing has failed
     """A function cannot be compiled.
@@ -37,8 +39,3 @@ def tracing() -> Iterator[None]:
         raise CannotCompile(first_line(error)) from error
     except Exception as error:
         raise CannotCompile(first_line(error), raised=error) from error
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type where it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -24,7 +24,7 @@ from fedkeel import tree
 from fedkeel.data.values import map_values, tensors_of
 from fedkeel.engine.client_inputs import label_counts
 from fedkeel.engine.compiler.dropout_masks import DrawnMasks, RandomDraws
-from fedkeel.engine.compiler.errors import first_line
+from fedkeel.errors import first_line
 from fedkeel.method.context import ByPart, ClientInfo, Message, Population
 from fedkeel.method.local_loop import client_start, client_step
 from fedkeel.method.local_training import LocalTraining, start_client_state

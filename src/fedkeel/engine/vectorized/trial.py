@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from fedkeel.engine.base import ClientJob, TrainingSetup
-from fedkeel.engine.compiler.errors import first_line
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.rehearsal import MAX_REHEARSED
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.engine.vectorized.facts import establish, has_short_rounds
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, first_line
 from fedkeel.method.context import Message
 
 

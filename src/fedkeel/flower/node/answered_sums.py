@@ -22,7 +22,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeel.flower.node.secure_secrets import disk_errors
+from fedkeel.flower.node.log import disk_errors
+from fedkeel.flower.node.secure_secrets import NOT_KEPT
 from fedkeel.records.files import synchronise
 from fedkeel.records.lock import waited_for
 from fedkeel.secure.primitives import SecureSumError
@@ -73,10 +74,10 @@ class AnsweredSums:
         members, name = _digest(sorted(nodes)), _round(run, round, clients)
         text = json.dumps({"round": name, "subject": subject, "members": members})
         with ExitStack() as stack:
-            with disk_errors():  # two at a time would not see each other
+            with disk_errors(NOT_KEPT):  # two at a time would not see each other
                 stack.enter_context(waited_for(self.folder / LOCK))
             self._check(name, subject, members)
-            with disk_errors():
+            with disk_errors(NOT_KEPT):
                 self._append(text)
 
     def _check(self, name: str, subject: str, members: str) -> None:
@@ -102,7 +103,7 @@ class AnsweredSums:
         synchronise(self.folder)
 
     def _lines(self) -> Iterator[dict[str, str]]:
-        with disk_errors():
+        with disk_errors(NOT_KEPT):
             file = self.folder / FILE
             texts = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         for text in texts:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,10 +18,12 @@ from safetensors.torch import load, save
 
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import RunError
+from fedkeel.flower.node.log import disk_errors
 from fedkeel.method.context import ByPart
 from fedkeel.records.files import write_bytes
 from fedkeel.tree import substates, unwalk, walk
 
+_AGAIN = "; the next round tries again"
 _NAME = re.compile(r"round-([0-9]{8})\.safetensors")
 
 
@@ -57,7 +58,7 @@ class ClientStorage:
             LostStateError: it is not there, has another digest, or other tensors.
             RunError: the disk fails. The files are unchanged.
         """
-        with _disk_errors("The client's state cannot be read"):
+        with disk_errors("The client's state cannot be read", _AGAIN):
             files = self._files()
             if round not in files:
                 others = f"only that of round {max(files)} is there" if files else "it is gone"
@@ -81,7 +82,7 @@ class ClientStorage:
             RunError: the disk fails, or is full. The older files are unchanged.
         """
         data = save({path: t.contiguous() for path, t in walk(dict(state))})
-        with _disk_errors("The client's state cannot be written"):
+        with disk_errors("The client's state cannot be written", _AGAIN):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self._folder / f"round-{round:08d}.safetensors", data)
         return _digest(data)
@@ -96,7 +97,7 @@ class ClientStorage:
         Raises:
             RunError: the disk fails. No file that is needed is gone.
         """
-        with _disk_errors("Old states of the client cannot be removed"):
+        with disk_errors("Old states of the client cannot be removed", _AGAIN):
             if not self._folder.is_dir():
                 return
             needed = {
@@ -119,19 +120,6 @@ class ClientStorage:
             return {}
         matches = [(_NAME.fullmatch(file.name), file) for file in self._folder.iterdir()]
         return {int(match[1]): file for match, file in matches if match}
-
-
-@contextmanager
-def _disk_errors(problem: str) -> Iterator[None]:
-    """Turn an error of the disk into one that the server may be told."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{problem}: {error.strerror or type(error).__name__}.",
-            do="see that the node's disk has space and that the node may write to it; "
-            "the next round tries again",
-        ) from None
 
 
 def _digest(data: bytes) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedkeel.errors import DataError, FedkeelError
+from fedkeel.errors import DataError, FedkeelError, RunError
 from fedkeel.privacy.policy import PolicyError
 
 LOG = "node.log"
@@ -45,3 +46,23 @@ def public_reason(error: FedkeelError) -> str:
         return f"DataError: the node's data cannot be used; its {LOG} says why"
     what = error.short() if isinstance(error, PolicyError) else error.what
     return f"{type(error).__name__}: {what}"[:200]
+
+
+@contextmanager
+def disk_errors(problem: str, then: str = "") -> Iterator[None]:
+    """Turn an error of the disk into one that the server may be told: it names no file.
+
+    Args:
+        problem: what cannot be done.
+        then: what comes of it.
+
+    Raises:
+        RunError: the disk fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{problem}: {error.strerror or type(error).__name__}.",
+            do=f"see that the node's disk has space and that the node may write to it{then}",
+        ) from None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedkeel.errors import RunError
+from fedkeel.flower.node.log import disk_errors
 from fedkeel.records.files import write_bytes
 from fedkeel.secure.participant import Participant
 from fedkeel.secure.primitives import SecureSumError
@@ -25,6 +25,8 @@ its owner may read it, and it is removed with the last step, or by the next sum.
 REVEALED = "revealed-sum-{}.json"
 """File of the last reply by which a node has helped to unmask a sum. The server has had it, or it
 was lost on its way: then the server asks again, and gets the same."""
+
+NOT_KEPT = "The secrets of a sum cannot be kept"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class SecretsFile:
             RunError: the disk fails.
         """
         values = {"request": request, "reply": reply}
-        with disk_errors():
+        with disk_errors(NOT_KEPT):
             file = self._folder / REVEALED.format(self.node)
             write_bytes(file, json.dumps(values).encode(), mode=0o600)
 
@@ -98,7 +100,7 @@ class SecretsFile:
         Raises:
             RunError: the disk fails.
         """
-        with disk_errors():
+        with disk_errors(NOT_KEPT):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(self._file, _SECRETS.dump_json(secrets), mode=0o600)
 
@@ -132,15 +134,3 @@ class SecretsFile:
 
 def _no_part() -> SecureSumError:
     return SecureSumError("The node has no part in this secure sum, or has left it.")
-
-
-@contextmanager
-def disk_errors() -> Iterator[None]:
-    """Turn an error of the disk into one that the server may be told."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"The secrets of a sum cannot be kept: {error.strerror or type(error).__name__}.",
-            do="see that the node's disk has space and that the node may write to it",
-        ) from None
