@@ -31,11 +31,17 @@ def _warn_again() -> None:
     warn_once.cache_clear()
 
 
+_elsewhere: set[str] = set()
+"""Names of modules that are known not to lie in a test's folder: looking at each takes a while."""
+
+
 @pytest.fixture(autouse=True)
 def _forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget what a test imported from its folders: the next one may use the same name."""
     yield
     folder = str(tmp_path_factory.getbasetemp())
-    for name, module in sys.modules.copy().items():
-        if (getattr(module, "__file__", None) or "").startswith(folder):
+    for name in sys.modules.keys() - _elsewhere:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
             del sys.modules[name]
+        else:
+            _elsewhere.add(name)

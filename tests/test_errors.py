@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 
+from each import each
 from fedkeel import errors
 from fedkeel.errors import LONGEST_FACT, ConfigError, FedkeelError, did_you_mean, nearest
 
@@ -71,8 +72,8 @@ def test_the_type_is_printed_once() -> None:
     assert error.lines() == ["ConfigError: What.", "  do   x"]
 
 
-@pytest.mark.parametrize("fact", ["what", "got", "expected", "why", "do"])
-@pytest.mark.parametrize("value", ["x" * 300_000, "say " * 75_000])
+@each("fact", ["what", "got", "expected", "why", "do"])
+@each("value", ["x" * 300_000, "say " * 75_000])
 def test_the_middle_of_a_long_fact_is_left_out(fact: str, value: str) -> None:
     error = ConfigError(**{"what": "What.", fact: f"begin {value} end"})
     text = str(error)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 import fedkeel.report.page as page
+from each import each
 from fedkeel import config
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import RunOptions, serve
@@ -119,7 +120,7 @@ def test_quantities_are_counted_between_the_training_targets(tmp_path: Path) -> 
     assert "Predicted against true values of fedavg" in chart.description
 
 
-@pytest.mark.parametrize(
+@each(
     ("scores", "target", "classes", "loss", "names"),
     [
         ((10,), (), 10, "cross_entropy", ["confusion"]),
@@ -207,7 +208,7 @@ def test_the_page_does_without_a_file_that_is_missing_or_damaged(
     assert "pictures.safetensors has been deleted since the run ended" in html
 
 
-@pytest.mark.parametrize(
+@each(
     "arrays",
     [
         {"confusion": np.ones((2, 3))},

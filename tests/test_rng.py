@@ -9,6 +9,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
+from each import each
 from fedkeel.rng import FEW, generator, generators, torch_seed, torch_seeds
 
 NAMES = list(product((0, 1, 2**32 - 1), ("cohort", "batches"), (0, 1, 1000), (0, 1, 50_000)))
@@ -27,9 +28,9 @@ LARGEST = 2**32 - 1
 CLIENTS = [0, 1, 7, 2**16, 2**31, LARGEST, *range(100, 100 + FEW)]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2026, 2**31, LARGEST, LARGEST + 1])
-@pytest.mark.parametrize("round", [0, 3, LARGEST, LARGEST + 1])
-@pytest.mark.parametrize("clients", [CLIENTS, CLIENTS[:3], [*CLIENTS, LARGEST + 1], []])
+@each("seed", [0, 1, 2026, 2**31, LARGEST, LARGEST + 1])
+@each("round", [0, 3, LARGEST, LARGEST + 1])
+@each("clients", [CLIENTS, CLIENTS[:3], [*CLIENTS, LARGEST + 1], []])
 def test_streams_made_together_are_those_made_one_by_one(
     seed: int, round: int, clients: list[int]
 ) -> None:
@@ -42,9 +43,7 @@ def test_streams_made_together_are_those_made_one_by_one(
     assert torch_seeds(seed, "torch", round, clients) == seeds
 
 
-@pytest.mark.parametrize(
-    "purposes", list(combinations(("cohort", "batches", "init", "fedgh", ""), 2))
-)
+@each("purposes", list(combinations(("cohort", "batches", "init", "fedgh", ""), 2)))
 def test_streams_of_two_purposes_are_not_related(purposes: tuple[str, str]) -> None:
     a, b = (generator(0, purpose).normal(size=4000) for purpose in purposes)
     assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(4000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from each import each
 from fedkeel import tree
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0]), "s": torch.tensor(6.0)}
@@ -18,7 +19,7 @@ def values(found: dict) -> dict:
     return {k: v.tolist() for k, v in found.items()}
 
 
-@pytest.mark.parametrize(
+@each(
     ("found", "w", "b", "s"),
     [
         (tree.add(A, B), [[11.0, 12.0], [13.0, 14.0]], [5.5], 5.0),

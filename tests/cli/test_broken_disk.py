@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from commands import call
+from each import each
 from fedkeel.records.rows import RoundRecord
 from reproduce.tiny import tiny
 
@@ -109,7 +110,7 @@ def test_files_that_no_run_writes_are_said_by_the_report(folder: Path) -> None:
     assert call("report", "all").code == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         5,

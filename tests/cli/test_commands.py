@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from commands import EXECUTABLE, call, run, shell
+from each import each
 from fedkeel.config import load
 from fedkeel.method.registry import REGISTRY
 from fedkeel.records.folder import RunFolder
@@ -365,7 +366,7 @@ def test_a_preset(folder: Path) -> None:
     assert "digits" in call("check", *words).out
 
 
-@pytest.mark.parametrize("words", [(), *[(name,) for name in COMMANDS], ("data", "get")])
+@each("words", [(), *[(name,) for name in COMMANDS], ("data", "get")])
 def test_help(words: tuple[str, ...]) -> None:
     done = call(*words, "--help")
     assert done.code == 0

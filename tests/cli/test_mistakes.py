@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from commands import Done, call, shell
+from each import each
 from fedkeel.records.folder import RunFolder
 
 MEMORY = ("-s", "engine.state=memory")
@@ -198,7 +199,7 @@ def is_a_mistake(done: Done, kind: str, words: str) -> None:
     assert "Traceback" not in done.message
 
 
-@pytest.mark.parametrize("case", MISTAKES)
+@each("case", MISTAKES)
 def test_a_mistake(full: Path, case: str) -> None:
     words, kind, expected = MISTAKES[case]
     before = contents(full)
@@ -268,7 +269,7 @@ def test_a_report_of_a_damaged_run(folder: Path) -> None:
 # --- words that the command does not have ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         ("nope",),

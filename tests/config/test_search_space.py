@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from config.examples import values
+from each import each
 from fedkeel.config import Experiment, Range, Space, build, load, to_toml
 from fedkeel.errors import ConfigError
 
@@ -44,7 +45,7 @@ def test_a_choice_given_twice_is_one() -> None:
     assert space(space={"local.lr": [0.1, 0.1, 1.0]}).space["local.lr"] == (0.1, 1.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "says"),
     [
         ({"space": {"local.lr": 0.1}}, "'space.local.lr' is 0.1: give a list"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from each import each
 from fedkeel import config
 from fedkeel.config import Cohort, Engine, Experiment, Local, Partition, Schedule, build
 from fedkeel.config.base import RenamedSetting
@@ -67,7 +68,7 @@ def test_there_are_bounds_to_look_at() -> None:
     assert (Local, "momentum", "lt", 1.0) in bounds()
 
 
-@pytest.mark.parametrize(("kind", "name", "sign", "bound"), bounds())
+@each(("kind", "name", "sign", "bound"), bounds())
 def test_a_number_out_of_range_is_refused_by_name(
     kind: type[Settings], name: str, sign: str, bound: float
 ) -> None:
@@ -86,14 +87,14 @@ def test_a_number_out_of_range_is_refused_by_name(
     assert words[sign] in str(caught.value.expected)
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, "0.1", True, [0.1]])
-@pytest.mark.parametrize(("kind", "name"), floats())
+@each("value", [math.inf, -math.inf, math.nan, "0.1", True, [0.1]])
+@each(("kind", "name"), floats())
 def test_fractions_are_finite_numbers(kind: type[Settings], name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         build(kind, least(kind) | {name: value}, "file")
 
 
-@pytest.mark.parametrize(("kind", "name"), FIELDS)
+@each(("kind", "name"), FIELDS)
 def test_a_value_of_no_use_is_refused(kind: type[Settings], name: str) -> None:
     """Nothing is converted in silence."""
     with pytest.raises(ConfigError) as caught:
@@ -102,7 +103,7 @@ def test_a_value_of_no_use_is_refused(kind: type[Settings], name: str) -> None:
     assert f"'{name}' cannot be used" in caught.value.what
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_settings_are_frozen_and_closed(kind: type[Settings]) -> None:
     made = build(kind, least(kind), "file")
     with pytest.raises(ValidationError, match="frozen"):
@@ -111,7 +112,7 @@ def test_settings_are_frozen_and_closed(kind: type[Settings]) -> None:
         build(kind, least(kind) | {"zzz": 1}, "file")
 
 
-@pytest.mark.parametrize(("kind", "name"), FIELDS)
+@each(("kind", "name"), FIELDS)
 def test_what_may_be_none_is_none_where_it_is_not_given(kind: type[Settings], name: str) -> None:
     """So leaving None out of a file says the same."""
     field = kind.model_fields[name]
@@ -119,7 +120,7 @@ def test_what_may_be_none_is_none_where_it_is_not_given(kind: type[Settings], na
         assert field.default is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_every_key_is_explained(kind: type[Settings]) -> None:
     text = "\n".join(inspect.getdoc(base) or "" for base in kind.__mro__ if base in KINDS)
     for name in kind.model_fields:
@@ -133,7 +134,7 @@ def test_a_whole_number_will_do_for_a_fraction() -> None:
 # --- what depends on what --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "given", "says"),
     [
         (Local, {"steps": 3}, "give either 'epochs' or 'steps'"),
@@ -206,7 +207,7 @@ def test_schedules_by_hand(schedule: Schedule, expected: list[float]) -> None:
 # --- cohorts ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("cohort", "population", "size"),
     [
         (Cohort(), 7, 7),
@@ -233,7 +234,7 @@ def test_the_size_of_a_cohort(cohort: Cohort, population: int, size: int) -> Non
 # --- settings that are made in Python --------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "says"),
     [
         (lambda: Local(lr=0.1, epoch=1), "Local has no 'epoch'.\n  do   did you mean 'epochs'?"),

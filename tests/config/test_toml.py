@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from config.examples import values
+from each import each
 from fedkeel.config import Data, Experiment, build, load, override, paths, to_toml
 from fedkeel.config.base import RenamedSetting, warn_once
 from fedkeel.config.error_messages import SYNONYMS
@@ -26,7 +27,7 @@ def refusal(**changes: Any) -> ConfigError:
 # --- mistakes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "says"),
     [
         ({"tune__methods": {}}, "[tune] has no key 'methods'.\n  do   did you mean 'method'?"),
@@ -53,7 +54,7 @@ def test_unknown_keys(changes: dict[str, Any], says: str) -> None:
 PATHS = list(paths(Experiment))
 
 
-@pytest.mark.parametrize(("word", "meant"), SYNONYMS.items())
+@each(("word", "meant"), SYNONYMS.items())
 def test_other_peoples_words_are_known(word: str, meant: str) -> None:
     """In the table that has what is meant, and at the top."""
     homes = [path for path in PATHS if path.rpartition(".")[2] == meant]
@@ -84,7 +85,7 @@ def test_missing_keys(changes: dict[str, Any], key: str) -> None:
     assert error.do == f"set {key}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "key", "got", "expected"),
     [
         ({"rounds": 2.0}, "rounds", "2.0", "a valid integer"),
@@ -250,7 +251,7 @@ def test_a_file_that_is_not_there_and_one_that_is_a_folder(tmp_path: Path) -> No
 # --- settings on the command line ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "path", "value"),
     [
         ("rounds=7", "rounds", 7),

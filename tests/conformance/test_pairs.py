@@ -7,11 +7,13 @@ import importlib.util
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from each import each
 from fedkeel.conformance import CHECKS, check_method
 from fedkeel.method.legality import all_pairs, verdict
 
@@ -24,18 +26,20 @@ def by_hash(pair: tuple[str, str]) -> str:
     return hashlib.blake2b("+".join(pair).encode(), digest_size=8).hexdigest()
 
 
-SAMPLE = sorted((pair for pair in all_pairs() if verdict(*pair).legal), key=by_hash)[:COUNT]
+@cache
+def sample() -> list[tuple[str, str]]:
+    return sorted((pair for pair in all_pairs() if verdict(*pair).legal), key=by_hash)[:COUNT]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", SAMPLE, ids="+".join)
+@each("pair", sample)
 def test_a_pair_passes_all_checks(pair: tuple[str, str]) -> None:
     assert [check.name for check in check_method("+".join(pair))] == list(CHECKS)
 
 
 def test_the_sample_has_many_methods() -> None:
-    assert len(SAMPLE) == COUNT
-    assert len({name for pair in SAMPLE for name in pair}) > COUNT // 2
+    assert len(sample()) == COUNT
+    assert len({name for pair in sample() for name in pair}) > COUNT // 2
 
 
 # --- the script ------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedkeel as fk
+from each import each
 from fedkeel import config
 from fedkeel.cost import engine_rule as module
 from fedkeel.cost.engine_rule import EngineRule, choose_engine, kept_engine
@@ -129,7 +130,7 @@ def test_steps_of_many_operations_are_compiled_only_for_long_runs(
     assert choose_engine(prepared).kind == "vectorized"
 
 
-@pytest.mark.parametrize(
+@each(
     ("of_run", "expected"),
     [
         # a short run is exact, in this process where its rounds are short too

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.config import Partition
 from fedkeel.data.dataset import dataset
 from fedkeel.data.federation import federation
@@ -90,7 +91,7 @@ def test_from_clients():
     assert held.sizes.sum() == len(X)
 
 
-@pytest.mark.parametrize(
+@each(
     ("clients", "says"),
     [
         ({}, "There are no clients"),
@@ -146,7 +147,7 @@ def test_wrong_settings_are_named():
         api.iid(X, Y[:5], 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "y", "says"),
     [
         (X, Y.astype(str), "such as '0'; expected whole numbers from 0\n  do   number them"),
@@ -204,7 +205,7 @@ class Endless:
         return [float(row), 0.0]
 
 
-@pytest.mark.parametrize(
+@each(
     "call",
     [
         lambda data: api.iid(data, Y, 2),

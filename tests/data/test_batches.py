@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from each import each
 from fedkeel.config import Local
 from fedkeel.data.batches import count_examples, count_steps, plan
 from fedkeel.errors import DataError
@@ -55,8 +56,8 @@ def test_dropped_batches_leave_the_other_epochs_alone():
     assert [b.tolist() for b in cut] == [kept[i].tolist() for i in (0, 1, 3, 4)]
 
 
-@pytest.mark.parametrize("size", [1, 4, 10, 64])
-@pytest.mark.parametrize("drop", ["never", "single", "always"])
+@each("size", [1, 4, 10, 64])
+@each("drop", ["never", "single", "always"])
 def test_steps_continue_across_rounds(size, drop):
     """Rounds of any lengths, laid end to end, are one long round; no epoch mixes two passes."""
     whole = plan(local(steps=23, batch_size=size, drop_last=drop), 9, 0, 0, 3)
@@ -116,8 +117,8 @@ WORK = [{"epochs": 1}, {"epochs": 3}, {"steps": 1}, {"steps": 7}]
 WORK += [{"steps": 1, "sampling": "random"}, {"steps": 7, "sampling": "random"}]
 
 
-@pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("drop", ["never", "single", "always"])
+@each("work", WORK)
+@each("drop", ["never", "single", "always"])
 def test_steps_and_processed_count_the_plan(work, drop):
     for n, size, done in itertools.product((1, 2, 5, 9), (1, 2, 4, 64, "all"), (0, 1, 5, 8)):
         settings = local(**work, drop_last=drop, batch_size=size)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from each import each
 from fedkeel import config
 from fedkeel.data.read.load import load
 from fedkeel.leakage.quality import Units
@@ -36,8 +37,8 @@ def standardised(x: np.ndarray, known: np.ndarray) -> np.ndarray:
     return np.where(varies, (x - known.mean(axes)) / np.where(varies, std, 1.0), 0.0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("how", ["standardize", "client"])
+@each("shape", SHAPES)
+@each("how", ["standardize", "client"])
 def test_each_channel_has_one_mean_and_one_deviation(shape: tuple[int, ...], how: str) -> None:
     train = {name: series(shape, 8 + k, k) for k, name in enumerate("ab")}
     test = {name: series(shape, 5, k + 5) for k, name in enumerate("ab")}

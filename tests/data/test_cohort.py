@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from each import each
 from fedkeel.config import Cohort
 from fedkeel.data.cohort import new_clients, numbered, select
 from fedkeel.errors import ConfigError, DataError
@@ -14,8 +15,8 @@ from fedkeel.rng import generator
 ONES = np.ones(20, dtype=np.int64)
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "examples"])
-@pytest.mark.parametrize(("population", "count"), [(1, 1), (7, 3), (100, 99), (20_000, 5)])
+@each("sampling", ["uniform", "examples"])
+@each(("population", "count"), [(1, 1), (7, 3), (100, 99), (20_000, 5)])
 def test_clients_ascend_without_duplicates(sampling, population, count):
     sizes = np.arange(1, population + 1)
     for round in range(5):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from each import each
 from fedkeel.data.partition import dirichlet as d
 from fedkeel.data.partition.common import group, members
 from fedkeel.errors import DataError, SlowWork
@@ -29,7 +30,7 @@ def agrees(observed, expected):
     return chi2.sf(statistic, len(expected) - 1) > 1e-6
 
 
-@pytest.mark.parametrize("case", range(8))
+@each("case", range(8))
 def test_dirichlet_equals_fedlab(case):
     with np.load(ORACLE) as file:
         assert int(file["n_cases"]) == 8
@@ -278,8 +279,8 @@ def test_drawing_in_blocks_changes_nothing():
     np.testing.assert_array_equal(whole, parts)
 
 
-@pytest.mark.parametrize("recipe", [d.dirichlet, d.dirichlet_gradma, d.dirichlet_prior])
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+@each("recipe", [d.dirichlet, d.dirichlet_gradma, d.dirichlet_prior])
+@each("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_alpha_is_checked(recipe, alpha):
     with pytest.raises(DataError, match=r"alpha.*\n.*> 0"):
         recipe(LABELS, 3, alpha)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from each import each
 from fedkeel.config import Partition
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition import recipes as p
@@ -159,7 +160,7 @@ def test_classes_take_random_examples():
     assert same(p.classes(LABELS, 20, 1, seed=1), p.classes(LABELS, 20, 1, seed=1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("labels", "clients", "k", "sizes", "words"),
     [
         ([0, 1, 2], 1, 4, "equal", r"1\.\.3"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import multiprocessing as torch_multiprocessing
 
+from each import each
 from fedkeel.engine.buffers import TensorBuffers
 from fedkeel.engine.process.shared_memory import (
     ALIGNMENT,
@@ -44,8 +45,8 @@ def filled(value: float) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("allocate", ALLOCATORS)
-@pytest.mark.parametrize("rows", [None, 1, 3])
+@each("allocate", ALLOCATORS)
+@each("rows", [None, 1, 3])
 def test_every_tensor_starts_where_torch_would_put_it(
     allocate: Callable[[int], torch.Tensor], rows: int | None
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedkeel as fk
+from each import each
 from fedkeel.engine.base import ServerModel
 from fedkeel.engine.personal import personal_model
 from fedkeel.engine.prepared import Prepared
@@ -124,8 +125,8 @@ def test_a_resumed_run_has_the_same_personal_models(
     assert all(np.array_equal(one.arrays[k], two.arrays[k]) for k in kept)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto"])
-@pytest.mark.parametrize("model", ["auto", "global", "personal"])
+@each("method", ["fedavg", "fedper", "ditto"])
+@each("model", ["auto", "global", "personal"])
 def test_the_model_that_is_judged(method: str, model: str) -> None:
     """Personal: all clients' own examples together. Global: the test set."""
     run = ready(method, evaluation=fk.Evaluation(batch_size=16, model=model))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from each import each
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.flower.protocol import Agreement, Request, TrainingReply
 from fedkeel.flower.server.replies import read_states
@@ -80,7 +81,7 @@ W = np.arange(6, dtype=np.float64).reshape(2, 3)
 ONE = {"w": TensorSpec((2, 3), torch.float64)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("array", "match"),
     [
         (Array(W.reshape(3, 2)), "another shape or type"),
@@ -122,7 +123,7 @@ def headed(text: str) -> Array:
 HONEST = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3), }"
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "{",
@@ -228,7 +229,7 @@ def test_a_learning_rate_crosses_with_the_same_bits() -> None:
         assert Request.read(across(RecordDict({HEADER: sent.record()}))).lr == lr
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"round": "1"},
@@ -249,7 +250,7 @@ def test_other_headers_are_refused(change: dict[str, object]) -> None:
         TrainingReply.read(across(with_header(RecordDict(), {**GOOD, **change})))
 
 
-@pytest.mark.parametrize("values", ["", "{", "[1]", "null", "[" * 10_000, "{}", 1, b"{}"])
+@each("values", ["", "{", "[1]", "null", "[" * 10_000, "{}", 1, b"{}"])
 def test_a_damaged_header_is_refused(values: str | int | bytes) -> None:
     record = ConfigRecord({"format": FORMAT, "values": values})
     with pytest.raises(WireError, match="is wrong"):

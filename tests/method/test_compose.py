@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from each import each
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError
 from fedkeel.method.compose import (
@@ -53,15 +54,15 @@ def refused(part: Part) -> CompositionError:
 # --- hyper-parameters ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("part", "name"), FIELDS)
-@pytest.mark.parametrize("value", [object(), [1.0], b"x", 1j])
+@each(("part", "name"), FIELDS)
+@each("value", [object(), [1.0], b"x", 1j])
 def test_a_value_of_the_wrong_type_is_refused(part: Part, name: str, value: object) -> None:
     error = refused(dataclasses.replace(part, **{name: value}))
     assert error.what.startswith(f"`{name}` of {part.name} must be ")
     assert error.what.endswith(f". Got {value!r}.")
 
 
-@pytest.mark.parametrize(("part", "name", "kind", "bound"), BOUNDED)
+@each(("part", "name", "kind", "bound"), BOUNDED)
 def test_a_value_out_of_range_is_refused_and_one_at_its_edge_is_not(
     part: Part, name: str, kind: str, bound: float
 ) -> None:
@@ -81,8 +82,8 @@ def hints(part: Part, name: str) -> tuple[object, ...]:
     return getattr(hint, "__args__", (hint,))
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), True, "0.1"])
-@pytest.mark.parametrize(("part", "name"), [x for x in FIELDS if float in hints(*x)])
+@each("value", [float("inf"), float("-inf"), float("nan"), True, "0.1"])
+@each(("part", "name"), [x for x in FIELDS if float in hints(*x)])
 def test_numbers_are_finite_and_are_numbers(part: Part, name: str, value: object) -> None:
     refused(dataclasses.replace(part, **{name: value}))
 
@@ -112,7 +113,7 @@ def test_a_whole_number_is_a_float_and_a_fraction_is_no_whole_number() -> None:
 # --- needs -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_what_a_method_needs_has_to_be_provided(entry: str) -> None:
     plan = parse(entry, EVERYTHING)
     assert plan.needs <= EVERYTHING | LOOP | SERVER
@@ -132,7 +133,7 @@ def test_what_is_not_known_yet_is_not_checked() -> None:
         parse("gcfed", SIMULATION)
 
 
-@pytest.mark.parametrize(
+@each(
     ("expression", "needs"),
     [
         ("gcfed.local(head='fc2')", set()),

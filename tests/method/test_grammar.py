@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import (
     accepted_hyperparameters,
@@ -52,7 +53,7 @@ def test_a_term_says_which_hyperparameters_it_takes() -> None:
 # --- reading ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "canonical"),
     [
         ("fedavg", "fedavg"),
@@ -112,7 +113,7 @@ def test_terms_know_where_they_begin() -> None:
 # --- errors point at the character -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "at", "got", "expected"),
     [
         ("", 1, "the end", "the name of a method"),
@@ -151,7 +152,7 @@ def test_what_cannot_be_read(text: str, at: int, got: str, expected: str) -> Non
     assert len(str(caught.value).splitlines()) <= 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("fedpox", "did you mean 'fedprox'?"),
@@ -199,7 +200,7 @@ def others(part: Part) -> Iterator[tuple[str, Any]]:
             yield f.name, value
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_canonical_expressions_say_exactly_which_parts(entry: str) -> None:
     plan = parse(entry)
     assert parse(plan.expression).parts == plan.parts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+from functools import cache
 from itertools import combinations
 
-import pytest
-
+from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method.compose import broken_by, compose, needs_of
 from fedkeel.method.grammar import parse
@@ -26,24 +26,30 @@ from fedkeel.method.part import Part
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
 
-VERDICTS = {pair: verdict(*pair) for pair in all_pairs()}
-REFUSED = {pair: found for pair, found in VERDICTS.items() if not found.legal}
+
+@cache
+def verdicts() -> dict[tuple[str, str], PairVerdict]:
+    return {pair: verdict(*pair) for pair in all_pairs()}
+
+
+def refused() -> dict[tuple[str, str], PairVerdict]:
+    return {pair: found for pair, found in verdicts().items() if not found.legal}
 
 
 def test_every_pair_has_a_verdict() -> None:
     count = len(REGISTRY)
-    assert len(VERDICTS) == count * (count - 1) // 2
-    assert {found.code for found in VERDICTS.values()} <= set(REASONS)
+    assert len(verdicts()) == count * (count - 1) // 2
+    assert {found.code for found in verdicts().values()} <= set(REASONS)
 
 
 def test_the_order_of_a_pair_does_not_matter() -> None:
-    for (one, other), found in VERDICTS.items():
+    for (one, other), found in verdicts().items():
         back = verdict(other, one)
         assert (back.code, back.legal) == (found.code, found.legal), (one, other)
 
 
 def test_every_legal_pair_composes_of_all_its_parts() -> None:
-    for (one, other), found in VERDICTS.items():
+    for (one, other), found in verdicts().items():
         if found.legal:
             plan = parse(f"{one}+{other}")
             assert plan.parts == (*parse(one).parts, *parse(other).parts)
@@ -51,9 +57,9 @@ def test_every_legal_pair_composes_of_all_its_parts() -> None:
             assert found.reason == ""
 
 
-@pytest.mark.parametrize("pair", REFUSED, ids="+".join)
+@each("pair", refused)
 def test_every_refusal_says_what_to_do(pair: tuple[str, str]) -> None:
-    found = REFUSED[pair]
+    found = verdicts()[pair]
     error = found.error
     assert error is not None
     assert error.do
@@ -79,7 +85,7 @@ def holds(code: str, ones: tuple[Part, ...], others: tuple[Part, ...]) -> bool:
 
 
 def test_codes_say_what_is_so() -> None:
-    for (one, other), found in VERDICTS.items():
+    for (one, other), found in verdicts().items():
         ones, others = parse(one).parts, parse(other).parts
         for code in REASONS:
             if code != LEGAL and (code == found.code or found.legal):
@@ -87,7 +93,7 @@ def test_codes_say_what_is_so() -> None:
 
 
 def test_a_choice_of_weights_makes_w_legal_and_nothing_else() -> None:
-    for pair, found in REFUSED.items():
+    for pair, found in refused().items():
         try:
             parse("+".join(pair), weights="uniform")
             composes = True

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError, TrainingError
@@ -65,14 +66,12 @@ def with_buffers(*policies: str) -> list[tuple[str, str]]:
     return [(e, p) for e in ENTRIES for p in policies if p == "refuse" or e in MIX]
 
 
-def slow_with_buffers(*policies: str) -> list:
-    """As `with_buffers`; networks with buffers are slow cases of all but two methods."""
-    return [
-        (entry, policy)
-        if policy == "refuse" or entry in ("fedavg", "scaffold")
-        else pytest.param(entry, policy, marks=pytest.mark.slow)
-        for entry, policy in with_buffers(*policies)
-    ]
+FAST_AND_SLOW = pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
+
+
+def is_slow(entry: str, buffers: str) -> bool:
+    """Whether a case is slow: networks with buffers are, of all but two methods."""
+    return buffers != "refuse" and entry not in ("fedavg", "scaffold")
 
 
 def said(reply: Reply) -> State:
@@ -131,8 +130,11 @@ def about(y: Tensor) -> ClientInfo:
 # --- padded steps ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("entry", "buffers"), slow_with_buffers("refuse", "average"))
-def test_padded_steps_change_nothing(entry: str, buffers: str) -> None:
+@FAST_AND_SLOW
+@each(("entry", "buffers"), with_buffers("refuse", "average"))
+def test_padded_steps_change_nothing(entry: str, buffers: str, slow: bool) -> None:
+    if slow != is_slow(entry, buffers):
+        return
     network = toy_network() if buffers == "refuse" else normed()
     played = federation(entry, FEW, local=MOMENTUM, network=network, buffers=buffers)
     played.round()
@@ -140,7 +142,7 @@ def test_padded_steps_change_nothing(entry: str, buffers: str) -> None:
         assert equal(said(played.reply(k, padded=3)[0]), said(played.reply(k)[0]))
 
 
-@pytest.mark.parametrize("entry", MIX)
+@each("entry", MIX)
 @torch.no_grad()
 def test_padded_steps_may_stand_anywhere(entry: str) -> None:
     """Between real ones too: momentum, statistics and what is carried go on as if they were not."""
@@ -161,9 +163,9 @@ def test_padded_steps_may_stand_anywhere(entry: str) -> None:
 # --- nothing that is given is changed --------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", MIX)
-@pytest.mark.parametrize("autograd", ["eager", "functional"])
 @pytest.mark.parametrize("buffers", ["average", pytest.param("local", marks=pytest.mark.slow)])
+@each("entry", MIX)
+@each("autograd", ["eager", "functional"])
 @torch.no_grad()
 def test_no_argument_is_changed(entry: str, autograd: str, buffers: str) -> None:
     played = federation(entry, local=MOMENTUM, network=normed(), buffers=buffers, autograd=autograd)
@@ -204,8 +206,11 @@ def test_no_argument_is_changed(entry: str, autograd: str, buffers: str) -> None
 # --- two ways of taking gradients ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("entry", "buffers"), slow_with_buffers("refuse", "average", "local"))
-def test_the_tape_and_torch_func_agree(entry: str, buffers: str) -> None:
+@FAST_AND_SLOW
+@each(("entry", "buffers"), with_buffers("refuse", "average", "local"))
+def test_the_tape_and_torch_func_agree(entry: str, buffers: str, slow: bool) -> None:
+    if slow != is_slow(entry, buffers):
+        return
     found = []
     for autograd in ("eager", "functional"):
         network = toy_network() if buffers == "refuse" else normed()
@@ -244,7 +249,7 @@ SIDE_BY_SIDE = [entry for entry in ENTRIES if entry != "fedala"]
 may look at how many rounds a client has trained."""
 
 
-@pytest.mark.parametrize("entry", SIDE_BY_SIDE)
+@each("entry", SIDE_BY_SIDE)
 @torch.no_grad()
 def test_a_clients_round_can_be_vectorized(entry: str) -> None:
     """The axis rule: start, steps and end are written for one client, and serve for many."""
@@ -269,7 +274,7 @@ def test_a_clients_round_can_be_vectorized(entry: str) -> None:
         assert gap(tree.map_tensors(lambda t, k=k: t[k], together), alone) < 1e-12
 
 
-@pytest.mark.parametrize("entry", SIDE_BY_SIDE)
+@each("entry", SIDE_BY_SIDE)
 @torch.no_grad()
 def test_clients_with_unequal_steps_can_be_vectorized(entry: str) -> None:
     """The shorter ones make padded steps, on whatever stands there."""
@@ -348,7 +353,7 @@ def test_fedavgs_client_is_torchs_sgd(rho: float, nesterov: bool, decay: float) 
 # --- loss, notes, finiteness -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@each("entry", ENTRIES)
 def test_the_recorded_loss_is_that_of_the_steps(entry: str) -> None:
     """Once for each step, where the step's gradient is taken; further gradients leave no trace."""
     played = federation(entry, batches=lambda k, _: [np.arange(7)])
@@ -371,8 +376,8 @@ def test_the_recorded_loss_is_a_mean_over_steps() -> None:
     assert losses[0] > losses[1] > losses[2]
 
 
-@pytest.mark.parametrize("entry", MIX)
-@pytest.mark.parametrize("policy", ["average", "local"])
+@each("entry", MIX)
+@each("policy", ["average", "local"])
 def test_every_step_updates_the_statistics_once(entry: str, policy: str) -> None:
     """However many forward passes a method makes for one step."""
     played = federation(entry, network=normed(), buffers=policy)
@@ -538,7 +543,7 @@ def first_only(given: Tree) -> Tree:
     return dict(list(given.items())[:1])
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "made", "got"),
     [
         (WrongPenalty, first_only, "without 'fc1.bias', 'fc2.weight', 'fc2.bias'"),

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from each import each
 from fedkeel import tree
 from fedkeel.conformance.small_federation import ADAMW, SmallFederation
 from fedkeel.data import batches
@@ -144,8 +145,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", OPTIMS)
+@each("variant", VARIANTS)
+@each("name", OPTIMS)
 def test_one_client_is_a_plain_run_of_torch(name: str, variant: str) -> None:
     """Of 45 examples in batches of 8 the last has five; four of these make a step, then two."""
     settings, make = OPTIMS[name]
@@ -171,7 +172,7 @@ def cosine(length: int, warmup: int = 0) -> Callable[[torch.optim.Optimizer], Sc
 STEPS = EPOCHS * 6  # of a round
 
 
-@pytest.mark.parametrize(
+@each(
     ("schedule", "torchs"),
     [
         ({"kind": "cosine", "final": 0.1}, cosine(ROUNDS)),
@@ -182,9 +183,8 @@ STEPS = EPOCHS * 6  # of a round
             cosine(ROUNDS * STEPS, STEPS // 2),
         ),
     ],
-    ids=["rounds", "rounds-warmup", "steps", "steps-warmup"],
 )
-@pytest.mark.parametrize("kind", ["sequential", "vectorized"])
+@each("kind", ["sequential", "vectorized"])
 def test_schedules_are_torchs(
     schedule: dict[str, Any], torchs: Callable[[torch.optim.Optimizer], Schedules], kind: str
 ) -> None:
@@ -400,7 +400,7 @@ def test_a_run_beside_adam_is_refused_with_the_reason() -> None:
         )
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "says"),
     [
         ({"clip_norm": 0.0}, "'clip_norm' cannot be used"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.data.batches import plan as planned
@@ -33,8 +34,8 @@ def one_step(k: int, _: int) -> list[np.ndarray]:
     return consecutive(len(skewed()[k][1]), SIZE)[:1]
 
 
-@pytest.mark.parametrize("local", [LOCAL, MOMENTUM])
-@pytest.mark.parametrize(
+@each("local", [LOCAL, MOMENTUM])
+@each(
     ("method", "other", "weights"),
     [
         ("fedprox(mu=0.0)", "fedavg", None),
@@ -106,8 +107,8 @@ def test_fednova_with_equal_paths_is_fedavg_to_rounding() -> None:
     assert gap(play("fednova"), play("fedavg")) > 1e-3
 
 
-@pytest.mark.parametrize("rule", ["originals", "inplace", "printed", "mutual"])
-@pytest.mark.parametrize("groups", ["tensor", "layer", "model"])
+@each("rule", ["originals", "inplace", "printed", "mutual"])
+@each("groups", ["tensor", "layer", "model"])
 def test_fedgh_without_conflict_is_fedavg(rule: str, groups: str) -> None:
     ours = federation(f"fedgh(rule='{rule}', groups='{groups}')", alike())
     theirs = federation("fedavg", alike(), weights="uniform")
@@ -212,7 +213,7 @@ def test_minibatch_sgd_knows_no_proximal_term(local: Local) -> None:
     assert equal(ours, play("minibatch_sgd", local=local))
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@each("entry", ENTRIES)
 def test_fedavg_may_stand_anywhere(entry: str) -> None:
     plan = parse(entry)
     for expression in (f"{entry}+fedavg", f"fedavg+{entry}", f"fedavg()+{entry}+fedavg"):

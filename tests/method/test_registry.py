@@ -9,6 +9,7 @@ from itertools import combinations
 
 import pytest
 
+from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
 from fedkeel.method.index import ALIASES, METHODS
@@ -186,7 +187,7 @@ def refusal(expression: str, weights: str | None = None) -> CompositionError | N
     return None
 
 
-@pytest.mark.parametrize("one", REGISTRY)
+@each("one", REGISTRY)
 def test_every_pair_is_legal_or_says_why_not(one: str) -> None:
     for other in list(REGISTRY)[list(REGISTRY).index(one) + 1 :]:
         check_pair(one, other)
@@ -208,7 +209,7 @@ def check_pair(one: str, other: str) -> None:
             assert any(name in str(error) for name in names)
 
 
-@pytest.mark.parametrize(("pair", "why"), ILLEGAL.items())
+@each(("pair", "why"), ILLEGAL.items())
 def test_only_a_choice_of_weights_helps_where_papers_disagree(
     pair: tuple[str, str], why: str
 ) -> None:
@@ -220,7 +221,7 @@ def test_the_table_names_entries() -> None:
     assert set(ILLEGAL) <= set(PAIRS)
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_every_entry_composes_of_its_parts(entry: str) -> None:
     recipe, plan = REGISTRY[entry], parse(entry, EVERYTHING)
     assert [part.name for part in plan.parts] == list(METHODS[entry].parts)  # listed unimported
@@ -236,7 +237,7 @@ def test_every_entry_composes_of_its_parts(entry: str) -> None:
             assert parse(f"{entry}.{short}").parts == (part,)
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_every_entry_is_named_and_described_in_a_line(entry: str) -> None:
     recipe = REGISTRY[entry]
     assert entry.isidentifier()
@@ -258,7 +259,7 @@ def test_a_part_can_be_found_by_its_name() -> None:
         assert [type(part) for part in parse(kind.name).parts] == [kind]
 
 
-@pytest.mark.parametrize("kind", sorted(kinds(), key=lambda k: k.name))
+@each("kind", sorted(kinds(), key=lambda k: k.name))
 def test_parts_are_frozen_values(kind: type[Part]) -> None:
     assert kind() == kind()
     assert hash(kind()) == hash(kind())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError, TrainingError
@@ -92,7 +93,7 @@ def picked(replies: Replies, rows: list[int]) -> Replies:
 # --- who replies, and in what order ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@each("entry", ENTRIES)
 def test_the_order_of_replies_does_not_matter(entry: str) -> None:
     played = begun(entry, data=contrary(4))
     replies = answers(played, CLIENTS)
@@ -107,7 +108,7 @@ def test_the_order_of_replies_does_not_matter(entry: str) -> None:
     "weights",
     ["examples", *(pytest.param(w, marks=pytest.mark.slow) for w in ("processed", "uniform"))],
 )
-@pytest.mark.parametrize("entry", ENTRIES)
+@each("entry", ENTRIES)
 def test_replies_that_weigh_nothing_or_are_not_finite_change_nothing(
     entry: str, weights: str
 ) -> None:
@@ -131,7 +132,7 @@ def test_replies_that_weigh_nothing_or_are_not_finite_change_nothing(
     assert few.excluded == []
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@each("entry", ENTRIES)
 def test_a_round_of_nobody_changes_only_the_round_number(entry: str) -> None:
     """Also where a part has it; MIFA makes a step, see its own test."""
     played = begun(entry)
@@ -221,8 +222,8 @@ def test_the_three_weights_differ() -> None:
 # --- buffers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("entry", ["fedavg", "fedgh", "gradma.s"])
+@each("weights", WEIGHTS)
+@each("entry", ["fedavg", "fedgh", "gradma.s"])
 def test_buffers_are_averaged_as_clients_count(entry: str, weights: str) -> None:
     """By the mean of the run's weights, whatever is done to the updates; of counts the largest."""
     steps = {0: 1, 1: 3, 2: 2, 3: 5}
@@ -267,7 +268,7 @@ def test_buffers_that_stay_local_are_the_clients_own() -> None:
 # --- memory and messages ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@each("entry", ENTRIES)
 def test_no_reply_and_no_model_is_changed(entry: str) -> None:
     """Nor a memory, but those that a server optimiser updates in place."""
     played = begun(entry, data=contrary(4))
@@ -287,7 +288,7 @@ def test_no_reply_and_no_model_is_changed(entry: str) -> None:
     assert equal(given, before)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@each("entry", ENTRIES)
 def test_memory_keeps_names_shapes_and_types(entry: str) -> None:
     def form(server: Server) -> dict[str, tuple[torch.Size, torch.dtype]]:
         return {path: (t.shape, t.dtype) for path, t in tree.walk(dict(server.memory))}
@@ -300,7 +301,7 @@ def test_memory_keeps_names_shapes_and_types(entry: str) -> None:
     assert forms[0] == forms[1] == forms[2] == forms[3]
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@each("entry", ENTRIES)
 def test_clients_receive_the_model_and_what_parts_broadcast(entry: str) -> None:
     played = begun(entry)
     message = server_message(played.plan, played.played.server, 0.3)

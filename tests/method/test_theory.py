@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import ClientInfo, PartStates, Step
@@ -166,9 +167,9 @@ def by_matrix(steps: int, rho: float, mu: float, nesterov: bool) -> float:
     return float((np.linalg.matrix_power(A, steps) @ [0.0, 0.0, 1.0])[0])
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 40])
-@pytest.mark.parametrize("rho", [0.3, 0.9])
-@pytest.mark.parametrize("mu", [0.05, 2.0])
+@each("steps", [1, 2, 5, 40])
+@each("rho", [0.3, 0.9])
+@each("mu", [0.05, 2.0])
 def test_path_length_is_each_closed_form(steps: int, rho: float, mu: float) -> None:
     def ours(
         nesterov: bool = False, rho: float = 0.0, mu: float = 0.0, decay: float = 0.0

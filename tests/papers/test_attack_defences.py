@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Outcome, Population, RoundCohort
 from fedkeel.method.grammar import parse
@@ -78,8 +79,8 @@ def test_byzfl(number: int) -> None:
     near(bucket_means(case(number, "bucketing_permutation"), 2) @ rows, case(number, "bucketing"))
 
 
-@pytest.mark.parametrize("number", CASES)
-@pytest.mark.parametrize(("steps", "name"), [(1, ""), (4, "_long")])
+@each("number", CASES)
+@each(("steps", "name"), [(1, ""), (4, "_long")])
 def test_byzfl_clips_around_its_last_aggregate(number: int, steps: int, name: str) -> None:
     part = parse(f"cclip(tau=1.5, steps={steps})").reduction
     rows = case(number, "vectors")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
+from each import each
 from fedkeel.config import Local
 from harness import Federation
 from method.players import LOCAL, gap, play
@@ -54,9 +55,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     return {"m": flat(ours.played.server.memory["domo"]["m"])}
 
 
-@pytest.mark.parametrize("given", [(0.9, 0.9, 1.0), (0.3, 0.6, 0.7)])
-@pytest.mark.parametrize("rates", [[LR] * 6, FALLING])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9}])
+@each("given", [(0.9, 0.9, 1.0), (0.3, 0.6, 0.7)])
+@each("rates", [[LR] * 6, FALLING])
+@each("local", [{}, {"momentum": 0.9}])
 def test_domo(given: tuple[float, float, float], rates: list[float], local: dict) -> None:
     """Unequal clients that make four steps each."""
     setup = TrainingSetup(sizes=(8, 5, 7, 6), epochs=2)
@@ -76,7 +77,7 @@ def test_domo_with_unequal_work(weights: str) -> None:
 # --- laws ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "other", "weights"),
     [
         ("domo(fusion=0.0, beta=0.0)", "fedavg", None),
@@ -85,7 +86,7 @@ def test_domo_with_unequal_work(weights: str) -> None:
         ("domo(fusion=0.7, beta=0.7)", "fedacg(lam=0.7, beta=0.0)", "uniform"),
     ],
 )
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@each("momentum", [0.0, 0.9])
 def test_reductions(method: str, other: str, weights: str | None, momentum: float) -> None:
     local = Local(lr=0.05, epochs=2, batch_size=4, momentum=momentum)
     options = {"local": local, "weights": weights, "rounds": 4}

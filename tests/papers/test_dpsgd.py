@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError
@@ -92,10 +93,10 @@ def dpsgd(
         yield Told(x, sent)
 
 
-@pytest.mark.parametrize("clipped", ["example", "batch"])
-@pytest.mark.parametrize("noise_on", ["sum", "mean"])
-@pytest.mark.parametrize("size", [(0.5, 0.1), (1.5, 0.01)])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "weight_decay": 0.1}])
+@each("clipped", ["example", "batch"])
+@each("noise_on", ["sum", "mean"])
+@each("size", [(0.5, 0.1), (1.5, 0.01)])
+@each("local", [{}, {"momentum": 0.9, "weight_decay": 0.1}])
 def test_dpsgd(clipped: str, noise_on: str, size: tuple[float, float], local: dict) -> None:
     setup = TrainingSetup(sizes=(9, 5, 12, 7), epochs=2)
     theirs = dict(local)

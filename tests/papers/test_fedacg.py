@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.config import Local
 from fedkeel.method.grammar import parse
 from fedkeel.task.network import Network
@@ -57,9 +58,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     return {"m": flat(ours.played.server.memory["fedacg"]["m"])}
 
 
-@pytest.mark.parametrize("step", ["momentum", "update"])
-@pytest.mark.parametrize("given", [(0.85, 0.001), (0.5, 0.3)])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}])
+@each("step", ["momentum", "update"])
+@each("given", [(0.85, 0.001), (0.5, 0.3)])
+@each("local", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}])
 def test_fedacg(step: str, given: tuple[float, float], local: dict) -> None:
     setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
     theirs = dict(local)

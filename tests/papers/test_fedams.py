@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import pytest
 
+from each import each
 from fedkeel.method.grammar import parse
 from harness import Federation
 from method.players import federation, gap, play
@@ -54,9 +54,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     return {"m": flat(state["m"]), "v": flat(state["v"]), "hat": flat(state["largest"])}
 
 
-@pytest.mark.parametrize("option", [1, 2])
-@pytest.mark.parametrize("correction", [False, True])
-@pytest.mark.parametrize(
+@each("option", [1, 2])
+@each("correction", [False, True])
+@each(
     "given",
     [
         {},

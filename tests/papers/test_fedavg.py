@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from each import each
 from papers.numpy_net import Told, TrainingSetup, agree, descend
 
 LR = 0.3
@@ -47,8 +48,8 @@ def fedavg(
         yield Told(theta, sent)
 
 
-@pytest.mark.parametrize("weights", ["examples", "uniform", "processed"])
-@pytest.mark.parametrize(
+@each("weights", ["examples", "uniform", "processed"])
+@each(
     "local",
     [
         {},

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
+from each import each
 from fedkeel.config import Local
 from fedkeel.method.grammar import parse
 from fedkeel.method.server_round import server_message, server_round
@@ -55,9 +56,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     return {"mean": flat(ours.played.server.memory["fedcm"]["mean"])}
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.6])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9}, {"momentum": 0.5, "decay": 0.05}])
-@pytest.mark.parametrize("weights", ["uniform", "examples"])
+@each("alpha", [0.1, 0.6])
+@each("local", [{}, {"momentum": 0.9}, {"momentum": 0.5, "decay": 0.05}])
+@each("weights", ["uniform", "examples"])
 def test_fedcm(alpha: float, local: dict, weights: str) -> None:
     """Clients of 3, 2, 3 and 2 mini-batches: their paths are unequal."""
     setup = TrainingSetup(epochs=2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel import tree
 from fedkeel.method import per_example
 from fedkeel.method.context import ClientInfo, Round, Step
@@ -55,9 +56,9 @@ def look(ours: object) -> dict[str, Vector]:
     return {"u": flat(state["u"]), "v": flat(state["v"])}
 
 
-@pytest.mark.parametrize("memory", ["clients", "round"])
-@pytest.mark.parametrize("lam", [1e-3, 0.3])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.5, "decay": 0.05}])
+@each("memory", ["clients", "round"])
+@each("lam", [1e-3, 0.3])
+@each("local", [{}, {"momentum": 0.5, "decay": 0.05}])
 def test_fedcurv(memory: str, lam: float, local: dict) -> None:
     setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}

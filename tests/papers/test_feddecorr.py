@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
@@ -52,9 +53,9 @@ def feddecorr(setup: TrainingSetup, beta: float, scale: str, **local: object) ->
     return averaged(setup, COHORTS, gradient, LR, **local)
 
 
-@pytest.mark.parametrize("beta", [0.1, 2.0])
-@pytest.mark.parametrize("scale", ["code", "paper"])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each("beta", [0.1, 2.0])
+@each("scale", ["code", "paper"])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_feddecorr(beta: float, scale: str, local: dict) -> None:
     """The clients of 9 and 5 examples have a last batch of one."""
     setup = TrainingSetup(epochs=2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.method.grammar import parse
 from fedkeel.method.parts.feddisco import FedDisco, discrepancy
 from harness import oracle
@@ -45,8 +46,8 @@ def feddisco(setup: TrainingSetup, a: float, b: float, metric: str) -> Iterator[
         yield Told(x, sent)
 
 
-@pytest.mark.parametrize("metric", ["kl", "l1", "l2", "cosine"])
-@pytest.mark.parametrize(("a", "b"), [(0.5, 0.4), (0.9, 0.7)])
+@each("metric", ["kl", "l1", "l2", "cosine"])
+@each(("a", "b"), [(0.5, 0.4), (0.9, 0.7)])
 def test_feddisco(metric: str, a: float, b: float) -> None:
     setup = TrainingSetup()
     story = feddisco(setup, a, b, metric)
@@ -56,7 +57,7 @@ def test_feddisco(metric: str, a: float, b: float) -> None:
 # --- the authors' code -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", range(16))
+@each("case", range(16))
 def test_the_weights_are_those_of_its_authors(case: int) -> None:
     o = {
         k.split(".", 1)[1]: v

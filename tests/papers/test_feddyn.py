@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.config import Local
 from fedkeel.method.context import Round
 from fedkeel.method.grammar import parse
@@ -73,11 +74,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     }
 
 
-@pytest.mark.parametrize("alpha", [0.1, 1.0])
-@pytest.mark.parametrize("divisor", ["clients", "cohort"])
-@pytest.mark.parametrize(
-    "local", [{}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True}, {"weight_decay": 0.1}]
-)
+@each("alpha", [0.1, 1.0])
+@each("divisor", ["clients", "cohort"])
+@each("local", [{}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True}, {"weight_decay": 0.1}])
 def test_feddyn(alpha: float, divisor: str, local: dict) -> None:
     setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
     theirs = dict(local)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import Population, RoundCohort
@@ -42,9 +43,9 @@ def fedexp(
         yield Told(w, sent)
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-3])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
-@pytest.mark.parametrize("weights", ["uniform", "examples"])
+@each("eps", [0.0, 1e-3])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each("weights", ["uniform", "examples"])
 def test_fedexp(eps: float, local: dict, weights: str) -> None:
     setup = TrainingSetup(epochs=2, labels=[[0], [1], [2], [0, 1]])
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from each import each
 from harness import Federation
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, nearest
 
@@ -121,8 +122,8 @@ def test_the_programme_is_solved() -> None:
     assert nearest(p, np.stack([rows[0], -rows[0]]), 0.3) is None
 
 
-@pytest.mark.parametrize("groups", ["tensor", "layer", "model"])
-@pytest.mark.parametrize("margin", [0.0, 1e-3, 0.5])
+@each("groups", ["tensor", "layer", "model"])
+@each("margin", [0.0, 1e-3, 0.5])
 def test_fedgc(groups: str, margin: float) -> None:
     setup, seen = conflict(), Counter()
     story = fedgc(setup, EVERYONE, seen, C=margin, groups=groups)

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pytest
 
+from each import each
 from fedkeel.rng import generator
 from fedkeel.solve.projections import harmonise as ours_harmonise
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
@@ -100,8 +100,8 @@ def fedgh(
         yield Told(theta, sent)
 
 
-@pytest.mark.parametrize("groups", ["model", "layer", "tensor"])
-@pytest.mark.parametrize("rule", ["originals", "inplace", "printed", "mutual"])
+@each("groups", ["model", "layer", "tensor"])
+@each("rule", ["originals", "inplace", "printed", "mutual"])
 def test_fedgh(rule: str, groups: str) -> None:
     setup, seen = conflict(), Counter()
     story = fedgh(setup, COHORTS, seen, rule, groups)
@@ -110,8 +110,8 @@ def test_fedgh(rule: str, groups: str) -> None:
     assert seen["conflict"] >= 3
 
 
-@pytest.mark.parametrize("weights", ["uniform", "examples"])
-@pytest.mark.parametrize("rule", ["originals", "inplace", "printed", "mutual"])
+@each("weights", ["uniform", "examples"])
+@each("rule", ["originals", "inplace", "printed", "mutual"])
 def test_fedgh_of_fedprox_changes_the_client_only(rule: str, weights: str) -> None:
     """The slides' mean is 1/K, which is the default, the letter's by n_k."""
     setup, seen = conflict(), Counter()
@@ -122,8 +122,8 @@ def test_fedgh_of_fedprox_changes_the_client_only(rule: str, weights: str) -> No
     assert seen["conflict"] > 0
 
 
-@pytest.mark.parametrize("rule", ["originals", "inplace", "printed", "mutual"])
-@pytest.mark.parametrize(("groups", "weights"), [("model", "uniform"), ("tensor", "examples")])
+@each("rule", ["originals", "inplace", "printed", "mutual"])
+@each(("groups", "weights"), [("model", "uniform"), ("tensor", "examples")])
 def test_fedgh_of_fednova_harmonises_normalised_updates(
     rule: str, groups: str, weights: str
 ) -> None:
@@ -141,8 +141,8 @@ def test_fedgh_of_fednova_harmonises_normalised_updates(
     assert seen["conflict"] > 0
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("rule", ["originals", "inplace", "printed", "mutual"])
+@each("size", [1, 2, 3])
+@each("rule", ["originals", "inplace", "printed", "mutual"])
 def test_vectors_shorter_than_their_number_come_to_nothing_and_stay_there(
     rule: str, size: int
 ) -> None:

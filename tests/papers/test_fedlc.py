@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
 from fedkeel.task.batch import Batch
@@ -40,9 +41,9 @@ def fedlc(
     return averaged(setup, COHORTS, gradient, lr, **local)
 
 
-@pytest.mark.parametrize("exclude", [False, True])
-@pytest.mark.parametrize("tau", [0.1, 1.0])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each("exclude", [False, True])
+@each("tau", [0.1, 1.0])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_fedlc(tau: float, exclude: bool, local: dict) -> None:
     setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), labels=LABELS, epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}

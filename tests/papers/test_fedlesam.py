@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.grammar import parse
@@ -49,9 +50,9 @@ def look(ours: Federation) -> dict[str, Vector]:
     }
 
 
-@pytest.mark.parametrize("rho", [0.05, 0.5])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
-@pytest.mark.parametrize("mu", [0.0, 0.7])
+@each("rho", [0.05, 0.5])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each("mu", [0.0, 0.7])
 def test_fedlesam(rho: float, local: dict, mu: float) -> None:
     setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}

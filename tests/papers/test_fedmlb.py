@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import each
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
@@ -126,9 +127,9 @@ def both(
     return setup, Federation(expression, network, setup.data, settings, setup.batches)
 
 
-@pytest.mark.parametrize("lambdas", [(1.0, 1.0, 1.0), (0.5, 2.0, 0.0), (1.5, 0.0, 3.0)])
-@pytest.mark.parametrize("T", [1.0, 2.5])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each("lambdas", [(1.0, 1.0, 1.0), (0.5, 2.0, 0.0), (1.5, 0.0, 3.0)])
+@each("T", [1.0, 2.5])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_fedmlb(lambdas: tuple[float, float, float], T: float, local: dict) -> None:
     options = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
     inside = ", ".join(f"lambda{i}={v}" for i, v in enumerate(lambdas, start=1))

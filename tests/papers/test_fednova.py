@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
+from each import each
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 
 LR = 0.2
@@ -79,7 +80,7 @@ def fednova(
         yield Told(x, sent)
 
 
-@pytest.mark.parametrize(
+@each(
     "local",
     [
         {},
@@ -88,9 +89,9 @@ def fednova(
         {"momentum": 0.6, "decay": 0.05},
     ],
 )
-@pytest.mark.parametrize("mu", [0.0, 0.5])
-@pytest.mark.parametrize("length", ["path", "steps"])
-@pytest.mark.parametrize("effective", ["path", "steps"])
+@each("mu", [0.0, 0.5])
+@each("length", ["path", "steps"])
+@each("effective", ["path", "steps"])
 def test_fednova(local: dict, mu: float, length: str, effective: str) -> None:
     setup = TrainingSetup(sizes=(9, 3, 12, 7), epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}

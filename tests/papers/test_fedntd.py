@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
 from fedkeel.task.batch import Batch, Output
@@ -47,9 +48,9 @@ def fedntd(
     return averaged(setup, COHORTS, gradient, lr, **local)
 
 
-@pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.5, 3.0)])
-@pytest.mark.parametrize("squared", [True, False])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each(("beta", "tau"), [(1.0, 1.0), (0.5, 3.0)])
+@each("squared", [True, False])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_fedntd(beta: float, tau: float, squared: bool, local: dict) -> None:
     setup = TrainingSetup(epochs=2, classes=5)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}

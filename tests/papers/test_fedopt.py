@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.solve.span import Span
@@ -84,11 +85,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     return {"m": flat(state["m"]), "v": flat(state["v"])}
 
 
-@pytest.mark.parametrize("kind", ["fedadam", "fedyogi", "fedadagrad"])
-@pytest.mark.parametrize(
-    "given", [{}, {"v0": "zero", "tau": 0.01}, {"eta": 0.03, "beta1": 0.5, "tau": 0.1}]
-)
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9}])
+@each("kind", ["fedadam", "fedyogi", "fedadagrad"])
+@each("given", [{}, {"v0": "zero", "tau": 0.01}, {"eta": 0.03, "beta1": 0.5, "tau": 0.1}])
+@each("local", [{}, {"momentum": 0.9}])
 def test_fedopt(kind: str, given: dict, local: dict) -> None:
     setup = TrainingSetup(epochs=2)
     defaults = {"beta1": 0.0} if kind == "fedadagrad" else {}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.method.context import ClientInfo
 from fedkeel.method.local_loop import client_finish, client_start, client_step
 from fedkeel.method.round_values import Reply
@@ -110,8 +111,8 @@ class WithFirstPass(Federation):
             return client_finish(client, progress, len(batches)), len(batches), 0
 
 
-@pytest.mark.parametrize("mg", [False, True])
-@pytest.mark.parametrize(
+@each("mg", [False, True])
+@each(
     "options",
     [
         {},
@@ -120,7 +121,7 @@ class WithFirstPass(Federation):
         {"gamma": 0.0, "eta_s": 0.3, "ratio": 1.0, "E": 1},
     ],
 )
-@pytest.mark.parametrize("weights", ["uniform", "examples"])
+@each("weights", ["uniform", "examples"])
 def test_fedreg(options: dict, mg: bool, weights: str) -> None:
     setup, seen = world_of_four(), Counter()
     story = fedreg(setup, COHORTS, seen, **options, mg=mg, weights=weights)

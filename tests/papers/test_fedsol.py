@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import ClientInfo, Objective, Step
@@ -54,9 +55,9 @@ def fedsol(
     return averaged(setup, COHORTS, gradient, LR, **local)
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-@pytest.mark.parametrize(("rho", "T"), [(1.0, 3.0), (0.3, 1.0)])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each("adaptive", [True, False])
+@each(("rho", "T"), [(1.0, 3.0), (0.3, 1.0)])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_fedsol(adaptive: bool, rho: float, T: float, local: dict) -> None:
     setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
@@ -84,9 +85,9 @@ def test_no_perturbation_is_fedavg_bit_for_bit(adaptive: bool, local: Local) -> 
     assert gap(play(there, local=local), play("fedavg", local=local)) > 1e-3
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("autograd", ["eager", "functional"])
+@each("adaptive", [True, False])
+@each("dtype", [torch.float32, torch.float64])
+@each("autograd", ["eager", "functional"])
 def test_a_first_step_is_fedavgs_bit_for_bit(
     adaptive: bool, dtype: torch.dtype, autograd: str
 ) -> None:

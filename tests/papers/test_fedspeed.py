@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.grammar import parse
@@ -51,9 +52,9 @@ def look(ours: Federation) -> dict[str, Vector]:
     return {f"h{i}": flat(state["fedspeed"]["h"]) for i, state in ours.played.client_state.items()}
 
 
-@pytest.mark.parametrize(("rho", "alpha"), [(0.1, 1.0), (0.5, 0.75), (0.3, 0.0)])
-@pytest.mark.parametrize("lam", [10.0, 1.0])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each(("rho", "alpha"), [(0.1, 1.0), (0.5, 0.75), (0.3, 0.0)])
+@each("lam", [10.0, 1.0])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_fedspeed(rho: float, alpha: float, lam: float, local: dict) -> None:
     setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}

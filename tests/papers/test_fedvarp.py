@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
+from each import each
 from fedkeel import tree
 from harness import Federation, distance, oracle, tensors
 from method.players import equal, federation, gap, play
@@ -57,9 +58,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     return {"y": flat(ours.played.server.memory["fedvarp"]["y"]), **rows}
 
 
-@pytest.mark.parametrize("memory", ["gradient", "update"])
-@pytest.mark.parametrize("rates", [[LR] * 6, FALLING])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9}])
+@each("memory", ["gradient", "update"])
+@each("rates", [[LR] * 6, FALLING])
+@each("local", [{}, {"momentum": 0.9}])
 def test_fedvarp(memory: str, rates: list[float], local: dict) -> None:
     setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
     ours = setup.ours(f"fedvarp(memory='{memory}')", LR, **local)

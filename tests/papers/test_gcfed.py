@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import each
 from fedkeel.solve.projections import centralise
 from fedkeel.task.network import Network
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, softmax
@@ -145,10 +146,8 @@ def gcfed(
 BODY, ALL = ["fc1.weight", "fc1.bias"], ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
 
 
-@pytest.mark.parametrize("vectors", [False, True])
-@pytest.mark.parametrize(
-    "settings", [{}, {"momentum": 0.9}, {"decay": 0.2}, {"momentum": 0.5, "decay": 0.1}]
-)
+@each("vectors", [False, True])
+@each("settings", [{}, {"momentum": 0.9}, {"decay": 0.2}, {"momentum": 0.5, "decay": 0.1}])
 def test_gcfed_leaves_the_classifier_to_the_server(vectors: bool, settings: dict) -> None:
     setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in settings.items()}
@@ -156,8 +155,8 @@ def test_gcfed_leaves_the_classifier_to_the_server(vectors: bool, settings: dict
     agree(setup.ours(f"gcfed(vectors={vectors})", LR, **ours), story, COHORTS)
 
 
-@pytest.mark.parametrize("vectors", [False, True])
-@pytest.mark.parametrize(
+@each("vectors", [False, True])
+@each(
     ("expression", "local", "globally"),
     [
         ("localgc", ALL, False),
@@ -184,8 +183,8 @@ def test_the_ablations(expression: str, local: list[str], globally: bool, vector
     agree(setup.ours(asked, LR, momentum=0.6, weight_decay=0.1), story, COHORTS)
 
 
-@pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize("vectors", [False, True])
+@each("axes", AXES)
+@each("vectors", [False, True])
 def test_a_convolution_has_one_mean_for_each_output_channel(axes: str, vectors: bool) -> None:
     """And other means in the paper's Table 8."""
     setup = ConvWorld()
@@ -197,9 +196,9 @@ def test_a_convolution_has_one_mean_for_each_output_channel(axes: str, vectors: 
     agree(ours, story, COHORTS)
 
 
-@pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize("shape", [(4, 3, 2, 2), (3, 5, 3), (1, 4, 1, 1), (5,), (1,)])
-@pytest.mark.parametrize("vectors", [False, True])
+@each("axes", AXES)
+@each("shape", [(4, 3, 2, 2), (3, 5, 3), (1, 4, 1, 1), (5,), (1,)])
+@each("vectors", [False, True])
 def test_the_operator(axes: str, shape: tuple[int, ...], vectors: bool) -> None:
     w = np.random.default_rng(0).normal(size=shape)
     ours = centralise(torch.from_numpy(w), axes, vectors).numpy()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
+from each import each
 from harness import Federation
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, nearest
 
@@ -238,8 +239,8 @@ def test_gradma_w_on_full_batches_nearly_stalls_one_step_from_the_start(groups: 
         assert first - 1e-12 < np.linalg.norm(sent) < 1.2 * first
 
 
-@pytest.mark.parametrize("memory", [2, 3, None])
-@pytest.mark.parametrize("beta", [(0.5, 0.5), (0.9, 0.3), (0.5, 0.0), (0.0, 0.7)])
+@each("memory", [2, 3, None])
+@each("beta", [(0.5, 0.5), (0.9, 0.3), (0.5, 0.0), (0.0, 0.7)])
 def test_gradma_s(memory: int | None, beta: tuple[float, float]) -> None:
     setup, seen, cohorts = world_of_six(), Counter(), cohorts_of(12)
     story = gradma(setup, cohorts, seen, None, memory, beta)
@@ -272,9 +273,9 @@ def test_a_worker_that_stays_away_long_still_binds_the_momentum() -> None:
     assert seen["changed"] > 5
 
 
-@pytest.mark.parametrize("memory", [3, None])
-@pytest.mark.parametrize("groups", ["layer", "tensor"])
-@pytest.mark.parametrize(("rho", "beta2"), [(0.0, 0.5), (0.02, 0.5), (0.2, 0.0)])
+@each("memory", [3, None])
+@each("groups", ["layer", "tensor"])
+@each(("rho", "beta2"), [(0.0, 0.5), (0.02, 0.5), (0.2, 0.0)])
 def test_gradma_s_by_groups_and_with_a_margin(
     memory: int | None, groups: str, rho: float, beta2: float
 ) -> None:

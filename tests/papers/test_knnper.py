@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.method.grammar import parse
 from fedkeel.task.batch import Output
 from harness import oracle
@@ -41,8 +42,8 @@ def example(seed: int = 0) -> tuple[Output, Output, np.ndarray]:
     return query, known, np.array([0, 1, 2, 0, 1, 1, 0, 2, 0])
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize(("k", "scale"), [(1, 1.0), (4, 0.5), (20, 2.0)])
+@each("lam", [0.0, 0.3, 1.0])
+@each(("k", "scale"), [(1, 1.0), (4, 0.5), (20, 2.0)])
 def test_knnper(lam: float, k: int, scale: float) -> None:
     query, known, labels = example()
     ours = predicted(f"knnper(lam={lam}, k={k}, scale={scale})", query, known, labels)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
+from each import each
 from harness import Federation
 from method.players import equal, federation, gap, play
 from method.test_theory import Quadratics
@@ -59,9 +60,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     return {"sum": flat(memory["sum"]), "seen": seen, **rows}
 
 
-@pytest.mark.parametrize("start", ["seen", "no_wait"])
-@pytest.mark.parametrize("rates", [[LR] * 9, FALLING])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9}])
+@each("start", ["seen", "no_wait"])
+@each("rates", [[LR] * 9, FALLING])
+@each("local", [{}, {"momentum": 0.9}])
 def test_mifa(start: str, rates: list[float], local: dict) -> None:
     setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
     ours = setup.ours(f"mifa(start='{start}')", LR, **local)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import each
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import ClientInfo, Step
@@ -68,9 +69,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     return {"m": flat(ours.played.server.memory[part]["m"])}
 
 
-@pytest.mark.parametrize("name", ["mime", "mimelite"])
-@pytest.mark.parametrize("beta", [0.0, 0.9])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.5}, {"weight_decay": 0.1}])
+@each("name", ["mime", "mimelite"])
+@each("beta", [0.0, 0.9])
+@each("local", [{}, {"momentum": 0.5}, {"weight_decay": 0.1}])
 def test_mime(name: str, beta: float, local: dict) -> None:
     setup = TrainingSetup(sizes=(9, 5, 12, 7), epochs=2)
     theirs = dict(local)

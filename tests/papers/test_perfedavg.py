@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from each import each
 from fedkeel.config import Local
 from fedkeel.method.grammar import parse
 from harness import Batches, oracle
@@ -39,9 +40,9 @@ def gradient_of(
     return gradient
 
 
-@pytest.mark.parametrize("order", ["first", "hessian_free"])
-@pytest.mark.parametrize("alpha", [0.1, 0.5])
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each("order", ["first", "hessian_free"])
+@each("alpha", [0.1, 0.5])
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_perfedavg(order: str, alpha: float, local: dict) -> None:
     setup = TrainingSetup(epochs=2)
     method = f"perfedavg(alpha={alpha}, order='{order}', delta=0.01)"

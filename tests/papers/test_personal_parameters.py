@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.config import Local
 from fedkeel.task.batch import Batch
 from harness import distance, oracle
@@ -78,8 +79,8 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+@each("method", METHODS)
+@each("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_personal_parameters(method: str, local: dict) -> None:
     setup = TrainingSetup(epochs=2)
     names, moved = METHODS[method]
@@ -124,8 +125,8 @@ def test_alone_a_client_trains_as_in_fedavg() -> None:
         assert gap(whole, plain.params) < 1e-14
 
 
-@pytest.mark.parametrize("method", ["lgfedavg(share='*')", "fedsalora", "fedbn"])
-@pytest.mark.parametrize("other", ["", "+scaffold", "+gcfed"])
+@each("method", ["lgfedavg(share='*')", "fedsalora", "fedbn"])
+@each("other", ["", "+scaffold", "+gcfed"])
 def test_what_keeps_nothing_is_the_method_without_it(method: str, other: str) -> None:
     assert equal(play(method + other), play(other.lstrip("+") or "fedavg"))
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import pytest
 
+from each import each
 from harness import Federation
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 
@@ -70,8 +70,8 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     }
 
 
-@pytest.mark.parametrize("server_lr", [1.0, 0.6])
-@pytest.mark.parametrize(
+@each("server_lr", [1.0, 0.6])
+@each(
     "local",
     [
         {},

@@ -1,5 +1,6 @@
 import pytest
 
+from each import each
 from fedkeel.records.statistics import Stat
 from fedkeel.report.formatting import (
     format_bytes,
@@ -12,7 +13,7 @@ from fedkeel.report.formatting import (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "text"),
     [
         (0, "0"),
@@ -44,7 +45,7 @@ def test_minus_zero_has_no_sign():
     assert format_signed(-12.5, 1) == "−12.5"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "cut"),
     [
         ("/srv/a/b.npz", "b.npz"),

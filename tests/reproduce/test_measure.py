@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from each import each
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.reproduce.measure import metric_value
 from fedkeel.reproduce.table import CellMetric
@@ -25,7 +26,7 @@ def curve(*accuracy: float | None, sent: int = 500_000) -> list[RoundRecord]:
 CURVE = curve(0.1, 0.5, 0.7, 0.6, 0.65)
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "wanted"),
     [
         ({"kind": "best"}, 70.0),

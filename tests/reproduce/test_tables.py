@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel import config
 from fedkeel.config import build
 from fedkeel.data.dataset import Dataset, dataset
@@ -41,9 +42,8 @@ SMALL = 3_000_000
 """Parameters of a model that all its methods are prepared on."""
 
 
-@pytest.fixture(params=names())
-def table(request: pytest.FixtureRequest) -> PaperTable:
-    return table_of(request.param)
+def tables() -> list[PaperTable]:
+    return [table_of(name) for name in names()]
 
 
 def experiments(table: PaperTable) -> Iterator[config.Experiment]:
@@ -67,6 +67,7 @@ def test_all_five_papers_are_there() -> None:
     assert names().index("gradma-table1") < names().index("gradma-table2")
 
 
+@each("table", tables)
 def test_it_says_what_it_is(table: PaperTable) -> None:
     kind = table.id.partition("-")[0]
     assert table.paper in entries() if kind in PAPERS else (kind, table.paper) == (OWN, "")
@@ -78,6 +79,7 @@ def test_it_says_what_it_is(table: PaperTable) -> None:
     assert not table.is_runnable or table.quick is not None
 
 
+@each("table", tables)
 def test_published_numbers_are_plausible(table: PaperTable) -> None:
     for row in table.rows:
         for column in table.columns:
@@ -92,6 +94,7 @@ def test_published_numbers_are_plausible(table: PaperTable) -> None:
             assert given.spread is None or given.spread <= max(20.0, abs(given.value))
 
 
+@each("table", tables)
 def test_a_share_written_as_percent_would_be_found(table: PaperTable) -> None:
     """Accuracies are in percent: a column of shares would lie between 0 and 1 altogether."""
     for column in table.columns:
@@ -102,6 +105,7 @@ def test_a_share_written_as_percent_would_be_found(table: PaperTable) -> None:
         assert not numbers or max(numbers) > 1.0, column.id
 
 
+@each("table", tables)
 def test_every_method_composes_and_every_set_is_known(table: PaperTable) -> None:
     for one in experiments(table):
         assert parse(one.method, weights=one.weights).expression
@@ -109,6 +113,7 @@ def test_every_method_composes_and_every_set_is_known(table: PaperTable) -> None
         assert set(one.data.sources) <= set(table.data)
 
 
+@each("table", tables)
 def test_the_smaller_version_is_smaller(table: PaperTable) -> None:
     if not table.is_runnable:
         assert table.quick is None or table.base
@@ -147,15 +152,12 @@ SLOW_TABLES = ("beyond-digits", "gcfed-table5", "gcfed-table6")
 """Tables with large federations."""
 
 
-@pytest.mark.parametrize(
-    "table",
-    [pytest.param(t, marks=pytest.mark.slow) if t in SLOW_TABLES else t for t in names()],
-    indirect=True,
-)
-def test_the_data_can_be_divided(table: PaperTable) -> None:
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+@each("name", names())
+def test_the_data_can_be_divided(name: str, large: bool) -> None:
     """With as many examples, and labels as evenly spread, as the real set nearly has."""
     seen = set()
-    for one in experiments(table):
+    for one in experiments(table_of(name)) if large == (name in SLOW_TABLES) else ():
         key = (one.data.sources, one.data.limit, one.partition.model_dump_json())
         if key not in seen:
             seen.add(key)
@@ -198,12 +200,12 @@ SLOW_MODELS = ("resnet20", "fixup_resnet9", "resnet18_gn", "cnn_", "lenet5", "ml
 """Models whose methods take seconds to prepare; the fast selection has the others."""
 
 
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(m, marks=pytest.mark.slow) if m.startswith(SLOW_MODELS) else m for m in models()],
-)
-def test_every_method_can_start_on_its_model(model: str) -> None:
+@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
+@each("model", models)
+def test_every_method_can_start_on_its_model(model: str, slow: bool) -> None:
     """Large models are made without memory, and looked through once."""
+    if slow != model.startswith(SLOW_MODELS):
+        return
     own = models()[model]
     there = data_size(own[0])
     with torch.device("meta"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
+from each import each
 from fedkeel.reproduce.catalogue import load
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -58,7 +57,7 @@ def test_the_signs_of_gradmas_first_column_are_counted() -> None:
     assert "6 of 15 gains over FedAvg have the other sign" in page
 
 
-@pytest.mark.parametrize(
+@each(
     ("page", "table"),
     [
         ("fedgh-table1", "fedgh-table1"),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from each import each
 from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
@@ -274,7 +275,7 @@ def test_scaffold_is_exact_where_fedbuff_alone_leans_to_fast_clients() -> None:
 # --- what is refused -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "error", "says"),
     [
         ({"method": "feddyn+fedbuff"}, CompositionError, "FRESH_UPDATES"),

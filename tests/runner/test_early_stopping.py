@@ -10,6 +10,7 @@ import torch
 
 import fedkeel as fk
 from commands import EXPERIMENT, call, experiment
+from each import each
 from fedkeel import config
 from fedkeel.config import Flower
 from fedkeel.engine.prepared import Prepared
@@ -38,7 +39,7 @@ def ended(accuracies: list[float | None], **settings: object) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(
+@each(
     ("accuracies", "settings", "after"),
     [
         ([0.1, 0.4, 0.5, 0.6], {"target": 0.5}, 2),

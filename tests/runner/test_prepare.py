@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from each import each
 from fedkeel.cost import memory as module
 from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.prepared import Prepared
@@ -64,7 +65,7 @@ def local(**more: object) -> fk.Local:
     return fk.Local(**{**LOCAL.model_dump(), **more})
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"method": "scaffold"},
@@ -90,7 +91,6 @@ def local(**more: object) -> fk.Local:
         {"clients": federation().hold_out(0.3, seed=0)},
         {"test": held(61)},
     ],
-    ids=lambda given: "+".join(given),
 )
 def test_the_key_changes_with_what_decides_numbers(change: dict[str, object]) -> None:
     method = str(change.pop("method", "fedavg"))
@@ -645,7 +645,7 @@ def test_a_batch_of_one_is_refused_where_batch_normalisation_cannot_take_it(
     assert len(found.value.lines()) <= 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("sizes", "model", "local"),
     [
         ((8, 6), MODELS["norm"], {}),

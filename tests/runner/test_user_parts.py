@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedkeel as fk
+from each import each
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import RunError, TrainingError
@@ -191,7 +192,7 @@ def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None
     assert not (out / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "words"),
     [
         ("mine:Apply(how='init')", "What apply remembers at the server is no state"),

@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import nn
 
 import fedkeel as fk
+from each import each
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.report.page import write_report
@@ -62,7 +63,7 @@ def test_two_examples_are_the_same_to_batch_normalisation() -> None:
     assert x.grad.abs().max() < 1e-14
 
 
-@pytest.mark.parametrize(
+@each(
     ("sizes", "local", "told"),
     [
         ((8, 8), {}, 0),
@@ -326,7 +327,7 @@ def test_a_method_for_adapters_without_adapters() -> None:
     assert message.startswith("rolora has no effect")
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "clients", "told"),
     [
         (

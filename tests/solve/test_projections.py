@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.solve.projections import centralise, harmonise
 from solve.programmes import draw, project
 
@@ -25,7 +26,7 @@ def tensor(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 # --- centralisation --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shape", "axes"), list(product(SHAPES, AXES)))
+@each(("shape", "axes"), list(product(SHAPES, AXES)))
 def test_centralisation_subtracts_the_mean_over_its_axes(shape: tuple[int, ...], axes: str) -> None:
     w = tensor(shape)
     found = centralise(w, axes)
@@ -43,7 +44,7 @@ def test_centralisation_subtracts_the_mean_over_its_axes(shape: tuple[int, ...],
     assert found.mean(dim=tuple(over)).abs().max() < 1e-15
 
 
-@pytest.mark.parametrize(("shape", "axes", "vectors"), list(product(SHAPES, AXES, [False, True])))
+@each(("shape", "axes", "vectors"), list(product(SHAPES, AXES, [False, True])))
 def test_centralisation_is_a_linear_projection(
     shape: tuple[int, ...], axes: str, vectors: bool
 ) -> None:
@@ -56,7 +57,7 @@ def test_centralisation_is_a_linear_projection(
     assert abs(float((phi(v) * (v - phi(v))).sum())) < 1e-13  # along what it takes away
 
 
-@pytest.mark.parametrize(("shape", "axes"), list(product(SHAPES, AXES)))
+@each(("shape", "axes"), list(product(SHAPES, AXES)))
 def test_centralisation_commutes_with_averaging_over_clients(
     shape: tuple[int, ...], axes: str
 ) -> None:
@@ -107,8 +108,8 @@ def test_no_conflict_changes_nothing_and_draws_nothing(rule: str) -> None:
     assert rng.random() == lazy_zeros.random()
 
 
-@pytest.mark.parametrize("factor", [7.0, -1.0, -0.01, 1e6])
-@pytest.mark.parametrize("rule", RULES)
+@each("factor", [7.0, -1.0, -0.01, 1e6])
+@each("rule", RULES)
 def test_a_common_factor_comes_out(rule: str, factor: float) -> None:
     """So it does not matter that updates, and not gradients, are harmonised."""
     for seed in range(20):
@@ -142,8 +143,8 @@ def test_two_clients_do_not_conflict_afterwards_nor_change_again(rule: str) -> N
         np.testing.assert_allclose(harmonised(once, rule), once, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("rule", PROJECTIONS)
-@pytest.mark.parametrize("size", [1, 2, 3, 20])
+@each("rule", PROJECTIONS)
+@each("size", [1, 2, 3, 20])
 def test_projections_make_no_vector_longer(rule: str, size: int) -> None:
     """Also where vectors are opposite, or more than their dimensions, and come to nothing."""
     for seed in range(50):
@@ -202,7 +203,7 @@ def test_harmonising_coefficients_is_harmonising_vectors(rule: str) -> None:
         np.testing.assert_allclose(harmonised(V, rule, seed), running, rtol=0, atol=1e-9 * size)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_a_programme_of_means_needs_no_more_than_the_gram_matrix(seed: int) -> None:
     """The point is a mean of the rows: c = G w, and the answer is rows @ (w + lambda)."""
     M, _ = draw("random", seed)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
+from each import each
 from fedkeel.solve import qp
 from harness import oracle
 from solve.programmes import KINDS, SCALES, departure, draw, lengths, project, single
@@ -22,8 +23,8 @@ def answer(M: np.ndarray, p: np.ndarray, solution: qp.Solution) -> np.ndarray:
 # --- any number of constraints ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("kind", KINDS)
+@each("scale", SCALES)
+@each("kind", KINDS)
 def test_a_cone_always_has_an_answer_that_meets_the_optimality_conditions(
     kind: str, scale: float
 ) -> None:
@@ -34,8 +35,8 @@ def test_a_cone_always_has_an_answer_that_meets_the_optimality_conditions(
         assert departure(M, p, 0.0, solution.multipliers) < 1e-9
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-4, 1e4])
-@pytest.mark.parametrize("kind", KINDS)
+@each("scale", [1.0, 1e-4, 1e4])
+@each("kind", KINDS)
 def test_a_margin_is_met_or_refused_as_a_linear_programme_says(kind: str, scale: float) -> None:
     for seed in SEEDS:
         M, p = draw(kind, seed, scale)
@@ -59,7 +60,7 @@ def reachable(M: np.ndarray, b: np.ndarray) -> bool:
     return bool(found.status == 0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_each_constraint_may_have_a_bound_of_its_own(seed: int) -> None:
     M, p = draw("random", seed)
     b = np.random.default_rng(seed).normal(size=len(M))
@@ -89,7 +90,7 @@ def test_pivoting_and_least_squares_have_one_answer(
     np.testing.assert_allclose(one.multipliers, other.multipliers, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_a_projection_is_idempotent(kind: str) -> None:
     for seed in SEEDS:
         M, p = draw(kind, seed)
@@ -98,7 +99,7 @@ def test_a_projection_is_idempotent(kind: str) -> None:
         assert np.linalg.norm(again - u) < 1e-8 * np.linalg.norm(p)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_the_answer_does_not_depend_on_the_length_or_order_of_rows(kind: str) -> None:
     for seed in SEEDS:
         M, p = draw(kind, seed)
@@ -139,8 +140,8 @@ def test_products_that_are_not_finite_have_no_answer(value: float) -> None:
     assert not found.multipliers.any()
 
 
-@pytest.mark.parametrize("angle", [1e-2, 1e-3, 1e-4, 1e-5])
-@pytest.mark.parametrize("seed", range(10))
+@each("angle", [1e-2, 1e-3, 1e-4, 1e-5])
+@each("seed", range(10))
 def test_rows_that_are_almost_opposite_leave_almost_nothing(angle: float, seed: int) -> None:
     """Two half-spaces that meet in a thin wedge: the answer is near, the multipliers are large."""
     rng = np.random.default_rng(seed)
@@ -168,7 +169,7 @@ def test_a_margin_in_a_thin_wedge_is_met_far_out(angle: float) -> None:
 # --- float32 ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_a_cone_has_an_answer_in_float32_too(kind: str) -> None:
     """Small tensors, where rounding decides whether rows are dependent."""
     for seed in SEEDS:
@@ -222,7 +223,7 @@ def test_noise_of_a_known_size_does_not_decide(kind: str) -> None:
 # --- vectors of public solvers ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", range(30))
+@each("case", range(30))
 def test_gradmas_projection(case: int) -> None:
     """`out_tight`, not `out`: the solver's tolerance is absolute. In 23 and 24 even that is off."""
     o = oracle("gradma_qp")
@@ -235,7 +236,7 @@ def test_gradmas_projection(case: int) -> None:
         assert np.linalg.norm(u - o[f"case{case}.out_tight"]) < 1e-9 * size
 
 
-@pytest.mark.parametrize("case", range(20))
+@each("case", range(20))
 def test_fedgcs_server_programme(case: int) -> None:
     o = oracle("fedgc_sgc_qp")
     G, mean = o[f"case{case}.G"], o[f"case{case}.gbar"]
@@ -253,7 +254,7 @@ def test_fedgcs_server_programme(case: int) -> None:
 # --- one constraint --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_a_half_space_is_the_programme_of_one_row(seed: int) -> None:
     M, p = draw("random", seed)
     z = M[:1]
@@ -281,8 +282,8 @@ def test_a_half_space_can_be_vectorized() -> None:
 # --- a few constraints, by trying all sets ---------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "tall"])
+@each("scale", SCALES)
+@each("kind", [k for k in KINDS if k != "tall"])
 def test_trying_all_sets_meets_the_optimality_conditions(kind: str, scale: float) -> None:
     for seed in SEEDS:
         M, p = draw(kind, seed, scale, rows=4)
@@ -290,7 +291,7 @@ def test_trying_all_sets_meets_the_optimality_conditions(kind: str, scale: float
         assert departure(M, p, 0.0, found) < 1e-9
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_trying_all_sets_takes_a_margin_off_the_inner_products(seed: int) -> None:
     M, p = draw("random", seed, rows=4)
     b = np.full(len(M), 0.2)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from fedkeel.solve import span
 from fedkeel.solve.span import Span
 
@@ -66,8 +67,8 @@ def test_no_column_is_forgotten_where_chunks_meet(size: int) -> None:
     assert span.inner({"w": ones}, {"w": ones}, ["w"]).tolist() == [[float(size)]]
 
 
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize("size", [100, 4096, 60_000, 500_000])
+@each("offset", [0.0, 1.0])
+@each("size", [100, 4096, 60_000, 500_000])
 def test_float32_products_are_good_to_the_noise_that_is_told(size: int, offset: float) -> None:
     """Rows of one sign too, whose sums grow and round most."""
     vectors = torch.randn(4, size, generator=torch.Generator().manual_seed(size)) + offset
@@ -86,9 +87,9 @@ def test_noise_is_that_of_the_worst_tensor() -> None:
     assert span.relative_rounding({"b": wide["b"].double()}, ["b"]) == 1e-13
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [1, 2, K])
-@pytest.mark.parametrize("name", NAMES)
+@each("dtype", [torch.float32, torch.float64])
+@each("count", [1, 2, K])
+@each("name", NAMES)
 def test_combine_is_a_product_with_rows(name: str, count: int, dtype: torch.dtype) -> None:
     coefficients = np.random.default_rng(0).normal(size=(count, K))
     tree = rows(dtype)

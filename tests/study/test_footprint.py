@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from each import each
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.study import footprint as room
 from fedkeel.study.footprint import CLIENTS, footprint, footprint_lines
@@ -11,7 +12,7 @@ from fedkeel.study.footprint import CLIENTS, footprint, footprint_lines
 MODEL = 4 * (64 * 64 + 64 + 64 * 10 + 10)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "down", "up", "client", "server", "gradients"),
     [
         ("fedavg", 1, 1, 0, 0, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedkeel as fk
+from each import each
 from fedkeel import config
 from fedkeel.config import Range, Space
 from fedkeel.errors import CompositionError, ConfigError, FedkeelError
@@ -101,7 +102,7 @@ def test_an_experiment_stays_one() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("searched", "methods", "kind", "says"),
     [
         (Space(space={"local.lrr": (1,)}), ["fedavg"], ConfigError, "did you mean 'local.lr'"),
@@ -149,7 +150,7 @@ def test_a_point_of_a_grid_is_looked_at_whole() -> None:
 # --- the edge -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("choices", "value", "end"),
     [
         ((0.01, 0.1, 1.0), 0.01, "low"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from each import each
 from fedkeel.task.batch_norm import RealExamples
 
 D = torch.float64
@@ -31,10 +31,10 @@ def learned(layer: nn.Module, x: Tensor, weight: Tensor | None) -> list[Tensor]:
     return [out[real].detach(), x.grad[real], *grads, *layer.buffers()]
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize(
+@each("momentum", [0.1, None])
+@each("kept", [True, False])
+@each("affine", [True, False])
+@each(
     ("kind", "shape"),
     [
         (nn.BatchNorm1d, ()),

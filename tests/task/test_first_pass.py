@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from each import each
 from fedkeel.errors import ModelError
 from fedkeel.runner.result import Result
 from fedkeel.task.first_pass import find_reset, new_parameters
@@ -135,7 +136,7 @@ def of_its_own() -> None:
     torch.rand(3, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "library"),
     [
         (lambda: None, ""),

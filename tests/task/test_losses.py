@@ -13,6 +13,7 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 import fedkeel as fk
+from each import each
 from fedkeel.errors import ModelError
 from fedkeel.task.losses import LOSSES, SOFT_TARGETS
 from fedkeel.task.metrics.base import TaskInfo
@@ -31,8 +32,8 @@ def labels(classes: int, *shape: int) -> Tensor:
     return torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("axes", [(), (1,), (3,)])
-@pytest.mark.parametrize("name", ["mse", "l1", "huber", "poisson", "bce"])
+@each("axes", [(), (1,), (3,)])
+@each("name", ["mse", "l1", "huber", "poisson", "bce"])
 def test_losses_of_quantities_are_those_of_torch(name: str, axes: tuple[int, ...]) -> None:
     output, y = draw(7, *axes), (draw(7, *axes, seed=2) > 0).double()
     function = {

@@ -14,6 +14,7 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor, nn
 
+from each import each
 from fedkeel.errors import ModelError
 from fedkeel.records.rows import Scores
 from fedkeel.task.losses import LOSSES, Loss
@@ -98,8 +99,8 @@ def of_sklearn(function: Callable[..., float], *arrays: Any, **more: Any) -> flo
 # ---- labels -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("classes", [2, 3, 7])
-@pytest.mark.parametrize("count", [1, 2, 60])
+@each("classes", [2, 3, 7])
+@each("count", [1, 2, 60])
 def test_metrics_of_labels_are_those_of_scikit_learn(classes: int, count: int) -> None:
     output, y = draw(count, classes), labels(count, classes)
     found = output.argmax(dim=1)
@@ -567,7 +568,7 @@ rocs = partial(torchmetrics.ROC, "multiclass", num_classes=3)
 # ---- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "output", "y", "words"),
     [
         (["accuracy"], draw(4, 1), draw(4), "'accuracy' needs labels"),

@@ -12,6 +12,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import fedkeel as fk
+from each import each
 from fedkeel.errors import ModelError
 from fedkeel.task.models import MODELS, make
 
@@ -239,7 +240,7 @@ def test_multiplications_are_the_printed_ones(name, shape, classes, millions):
     assert multiplications(module, shape) / 1e6 == pytest.approx(millions, rel=tolerance)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "head"),
     [
         ("logistic", "fc"),
@@ -331,7 +332,7 @@ def test_fixup_block_is_its_formula():
 # --------------------------------------------------------------------------- initialisation
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_the_seed_decides_the_parameters(name):
     first, again, other = (small(name, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[k], again[k]) for k in first)
@@ -402,7 +403,7 @@ def test_fixup_gradients_are_zero_but_for_the_classifier():
 # ---------------------------------------------------------------------- what engines rely on
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_training_lowers_the_loss_and_leaves_the_input(name):
     module = small(name).train()
     x, y = batch(name)
@@ -421,7 +422,7 @@ def test_training_lowers_the_loss_and_leaves_the_input(name):
     assert torch.equal(x, kept)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_functional_call(name):
     module = small(name).eval()
     x, _ = batch(name)

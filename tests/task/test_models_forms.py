@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from each import each
 from fedkeel.errors import ModelError
 from fedkeel.task.models import make
 from fedkeel.task.models.densenet import DenseBlock, Transition
@@ -288,7 +289,7 @@ def test_ct_network_layers():
 # ----------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "args", "said"),
     [
         ("vgg11", CIFAR, {"dropout": 1.0}, "`dropout` must be"),

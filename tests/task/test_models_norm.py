@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from each import each
 from fedkeel.errors import ModelError
 from fedkeel.task.models import make, replace_batch_norm
 from fedkeel.task.models.norm import group_count
@@ -71,8 +72,8 @@ def test_replace_batch_norm_refuses():
         replace_batch_norm(nn.Sequential(nn.LazyBatchNorm2d()))
 
 
-@pytest.mark.parametrize("width", [1, 2, 7, 12, 64, 100])
-@pytest.mark.parametrize("groups", [1, 4, 32])
+@each("width", [1, 2, 7, 12, 64, 100])
+@each("groups", [1, 4, 32])
 def test_group_count(width, groups):
     n = group_count(width, groups)
     assert width % n == 0

@@ -13,6 +13,7 @@ from sklearn import metrics as sk
 from torch import Tensor, nn
 
 import fedkeel as fk
+from each import each
 from fedkeel.errors import DataError, FedkeelError
 from fedkeel.task.losses import LOSSES
 from fedkeel.task.metrics.base import PooledMetric, TaskInfo
@@ -124,7 +125,7 @@ REFUSED: dict[str, tuple[Any, tuple[int, ...], Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each("case", REFUSED)
 def test_targets_that_a_loss_cannot_take_are_refused_in_training_and_test_set(case: str) -> None:
     loss, shape, good, bad, remedy = REFUSED[case]
     run(loss, shape, good)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from each import each
 from fedkeel.data.dataset import Dataset, dataset
 from fedkeel.errors import ModelError
 from fedkeel.task.network import Network
@@ -325,7 +326,7 @@ def test_the_type_is_the_runs(dtype: torch.dtype) -> None:
 # --- words and shapes ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "says"),
     [
         (

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from each import each
 from fedkeel.engine.compiler.compiled_function import CompiledFunction
 from fedkeel.engine.compiler.errors import CannotCompile
 
@@ -188,7 +189,7 @@ def test_the_rate_may_change_from_call_to_call() -> None:
             torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(
+@each(
     "step",
     [
         lambda p, q, g, lr: [p - lr * g, p],  # the old value is wanted too
@@ -220,7 +221,7 @@ def test_the_result_is_the_functions_own(step: object) -> None:
     assert torch.equal(copies[2], given[2])
 
 
-@pytest.mark.parametrize(
+@each(
     ("step", "placed"),
     [
         (lambda a, b: [torch.cat([(a @ b).view(-1), a.sum(0), (a - b).reshape(-1)])], 2),

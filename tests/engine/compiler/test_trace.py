@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from each import each
 from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.compiler.trace import module_of, trace
 
@@ -24,7 +25,7 @@ def outside(x: Tensor) -> Tensor:
         return x.clone()
 
 
-@pytest.mark.parametrize(
+@each(
     "function",
     [
         lambda x: x * float(x.max()),
@@ -43,7 +44,7 @@ def test_what_depends_on_numbers_is_refused(function: Callable[[Tensor], Tensor]
         trace(lambda x: [function(x)], [X])
 
 
-@pytest.mark.parametrize(
+@each(
     "function",
     [
         lambda x: x[:, torch.tensor([2, 0])],

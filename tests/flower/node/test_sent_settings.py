@@ -15,6 +15,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from commands import EXPERIMENT, experiment
+from each import each
 from fedkeel import config
 from fedkeel.config.code_names import CODE, PLACES
 from fedkeel.flower.apps import client_app
@@ -70,8 +71,8 @@ SYSTEM = 'model.name=os:system; model.args={command="touch marker"}'
 NOTHING = "methods = []\nmessages = []\ncode = []\n"
 
 
-@pytest.mark.parametrize("policy", [None, NOTHING])
-@pytest.mark.parametrize(
+@each("policy", [None, NOTHING])
+@each(
     ("settings", "key"),
     [
         (SYSTEM, "model.name"),

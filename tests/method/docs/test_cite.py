@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-import pytest
-
+from each import each
 from fedkeel.method.docs.cite import bibtex, cite, keys
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
@@ -19,7 +18,7 @@ def cited(expression: str) -> list[str]:
     return re.findall(r"^@\w+\{([^,]+),", cite(expression), flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_every_entry_cites_its_own_paper_and_those_of_its_parts(entry: str) -> None:
     recipe = REGISTRY[entry]
     papers = {recipe.paper, *(kind.paper for kind in recipe.parts.values())}
@@ -28,7 +27,7 @@ def test_every_entry_cites_its_own_paper_and_those_of_its_parts(entry: str) -> N
         assert papers == {recipe.paper}
 
 
-@pytest.mark.parametrize(
+@each(
     ("expression", "wanted"),
     [
         ("fedavg", ["mcmahan2017"]),
@@ -53,7 +52,7 @@ def test_every_key_has_one_entry() -> None:
     assert {recipe.paper for recipe in REGISTRY.values()} <= set(ENTRIES)
 
 
-@pytest.mark.parametrize("key", ENTRIES)
+@each("key", ENTRIES)
 def test_an_entry_is_whole(key: str) -> None:
     entry = bibtex([key])
     assert entry.startswith("@")

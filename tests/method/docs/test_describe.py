@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-import pytest
-
+from each import each
 from fedkeel.method.compose import roles_of
 from fedkeel.method.docs.describe import Hyperparameter, describe, facts
 from fedkeel.method.docs.docstring import summary
@@ -23,7 +22,7 @@ KINDS = sorted(
 # --- facts for programs ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_facts_are_plain_values(kind: type[Part]) -> None:
     found = facts(kind)
     assert json.loads(json.dumps(asdict(found))) == asdict(found)
@@ -54,7 +53,7 @@ def test_facts_follow_the_hyper_parameters() -> None:
 # --- the order of a round --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_a_description_names_every_part_and_every_role_it_plays(entry: str) -> None:
     plan = parse(entry)
     text = describe(plan)

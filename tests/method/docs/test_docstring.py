@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method import parts as room
 from fedkeel.method.docs.docstring import FIELDS, Maths, read
@@ -36,7 +37,7 @@ def test_every_part_of_the_registry_is_among_those_written() -> None:
     assert named <= set(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_every_part_is_documented_whole(kind: type[Part]) -> None:
     doc = read(kind)
     assert len(doc.summary) < 100
@@ -45,13 +46,13 @@ def test_every_part_is_documented_whole(kind: type[Part]) -> None:
     assert all(piece.latex if isinstance(piece, Maths) else piece for piece in doc.body)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_every_part_has_a_formula_or_says_it_in_a_line(kind: type[Part]) -> None:
     doc = read(kind)
     assert any(isinstance(piece, Maths) for piece in doc.body) or len(doc.summary) > 20
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_the_source_is_the_paper_that_is_cited(kind: type[Part]) -> None:
     """With a number that one can turn to."""
     source = read(kind).source
@@ -123,7 +124,7 @@ def test_what_is_read() -> None:
     assert doc.example == ">>> for i in range(2):\n...     print(i)\n0\n1"
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@each("name", FIELDS)
 def test_a_field_that_is_missing_or_misspelt(name: str) -> None:
     for other in (name[:-1] + "x", "Zzzz"):
         with pytest.raises(CompositionError) as caught:
@@ -135,7 +136,7 @@ def test_a_field_that_is_missing_or_misspelt(name: str) -> None:
         assert len(said.splitlines()) <= 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "said"),
     [
         ("Moves something.\n", "Moves something\n", "one line that ends with a full stop"),

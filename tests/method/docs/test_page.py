@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method.docs.bibliography import entries, reference
 from fedkeel.method.docs.cite import keys
@@ -34,7 +35,7 @@ def shown(entry: str) -> tuple[Part, ...]:
     return plan.parts or (plan.reduction, plan.server_optimiser)
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_a_page_says_all_that_is_known(entry: str) -> None:
     blocks = page(entry, TRAFFIC)
     plan, written, plain = parse(entry), markdown(blocks), terminal(blocks)
@@ -59,7 +60,7 @@ def test_a_page_says_all_that_is_known(entry: str) -> None:
     assert "- **down**: two models\n- **up**: one model\n" in written
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_every_other_method_is_a_partner_or_not(entry: str) -> None:
     written = markdown(partners(entry))
     lines = [line for line in written.splitlines() if line.startswith("- ")]
@@ -103,7 +104,7 @@ def test_the_rules_of_a_method() -> None:
     assert "it has no part of its own." in markdown(exceptions("fedavg"))
 
 
-@pytest.mark.parametrize("entry", REGISTRY)
+@each("entry", REGISTRY)
 def test_markdown_is_whole(entry: str) -> None:
     """Dollars and fences come in pairs; nothing in prose starts a tag."""
     text = markdown([*page(entry), *partners(entry), *exceptions(entry)])
@@ -200,7 +201,7 @@ def test_blocks_as_markdown() -> None:
 # --- references ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", entries())
+@each("key", entries())
 def test_a_reference_has_who_what_and_when(key: str) -> None:
     text = reference(key)
     assert re.search(r"(19|20)\d\d", text)
