@@ -1,9 +1,9 @@
 """Mini-batches: epochs, steps that continue, steps at random."""
 
-import itertools
-
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from each import each
 from fedkeel.config import Local
@@ -91,11 +91,6 @@ def test_random_batches_are_drawn_without_replacement():
     assert len({tuple(sorted(b.tolist())) for b in batches}) > 100
 
 
-def test_random_batches_of_a_small_client_are_all_of_it():
-    for batch in plan(local(steps=3, batch_size=64, sampling="random"), 5, 0, 0, 0):
-        assert sorted(batch.tolist()) == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(
     "settings",
     [local(epochs=2, batch_size="all"), local(steps=2, batch_size="all", sampling="random")],
@@ -113,18 +108,41 @@ def test_streams_are_named_by_seed_round_and_client(settings):
         assert [b.tolist() for b in plan(settings, 30, *name)] != [b.tolist() for b in base]
 
 
-WORK = [{"epochs": 1}, {"epochs": 3}, {"steps": 1}, {"steps": 7}]
-WORK += [{"steps": 1, "sampling": "random"}, {"steps": 7, "sampling": "random"}]
-
-
-@each("work", WORK)
-@each("drop", ["never", "single", "always"])
-def test_steps_and_processed_count_the_plan(work, drop):
-    for n, size, done in itertools.product((1, 2, 5, 9), (1, 2, 4, 64, "all"), (0, 1, 5, 8)):
-        settings = local(**work, drop_last=drop, batch_size=size)
-        batches = plan(settings, n, 0, 0, 0, done)
-        assert count_steps(settings, n) == len(batches)
-        assert count_examples(settings, n, done) == sum(map(len, batches))
+@given(
+    n=st.integers(1, 40),
+    size=st.one_of(st.integers(1, 50), st.just("all")),
+    work=st.one_of(
+        st.builds(lambda epochs: {"epochs": epochs}, st.integers(1, 4)),
+        st.builds(
+            lambda steps, sampling: {"steps": steps, "sampling": sampling},
+            st.integers(1, 60),
+            st.sampled_from(["continue", "random"]),
+        ),
+    ),
+    drop=st.sampled_from(["never", "single", "always"]),
+    done=st.integers(0, 90),
+)
+def test_a_pass_takes_each_example_once_and_a_batch_none_twice(n, size, work, drop, done):
+    """Of a pass at most its short last batch is left out, as `drop_last` says."""
+    settings = local(**work, batch_size=size, drop_last=drop)
+    batches = plan(settings, n, 3, 1, 2, done)
+    assert count_steps(settings, n) == len(batches)
+    assert count_examples(settings, n, done) == sum(map(len, batches))
+    full = n if size == "all" else min(size, n)
+    for batch in batches:
+        assert 1 <= len(batch) <= full
+        assert len(set(batch.tolist())) == len(batch)
+        assert set(batch.tolist()) <= set(range(n))
+    if settings.sampling == "random" and settings.steps:
+        assert all(len(batch) == full for batch in batches)
+        return
+    per_pass = count_steps(local(epochs=1, batch_size=size, drop_last=drop), n)
+    rest = n % full
+    dropped = rest if drop == "always" or (drop == "single" and rest == 1) else 0
+    begin = 0 if settings.epochs or size == "all" else -done % per_pass
+    for first in range(begin, len(batches) - per_pass + 1, per_pass):
+        rows = np.concatenate(batches[first : first + per_pass])
+        assert len(np.unique(rows)) == len(rows) == n - dropped
 
 
 def test_a_client_without_examples_is_refused():

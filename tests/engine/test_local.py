@@ -295,3 +295,15 @@ def test_dropout_nets_are_the_same_in_both_engines(
     assert same(one, two)
     assert not same(one, start(prepared(model=model, seed=1)))
     assert held().y.shape == (60,)
+
+
+def test_steps_continue_through_the_data_from_round_to_round() -> None:
+    """Of one client that trains alone, rounds of 2 steps are one round of all of them."""
+    whole = federation()
+    alone = fk.federation(whole.data, [np.arange(20)])
+    ends = []
+    for rounds, steps in ((4, 2), (1, 8)):
+        local = fk.Local(lr=0.05, steps=steps, batch_size=4)
+        ends.append(start(prepared(clients=alone, rounds=rounds, per_round=1, local=local)).params)
+    for name, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][name], rtol=1e-5, atol=1e-6)

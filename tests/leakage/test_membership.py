@@ -71,6 +71,8 @@ def test_rates_of_scores_by_hand() -> None:
     assert split.true_positives[0.01] == 0.75
     assert split.true_positives[0.001] is None  # a hundred others cannot show it
     assert split.auc == pytest.approx((3 + 0.255) / 4)
+    tenth = separation(np.array([1.79]), others)  # ten others are above it
+    assert (tenth.true_positives[0.1], tenth.true_positives[0.01]) == (1.0, 0.0)
 
 
 def test_likelihood_ratios_of_noise_are_chance() -> None:

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import (
+    Term,
     accepted_hyperparameters,
     parse,
     read_terms,
@@ -25,19 +28,30 @@ from fedkeel.method.registry import REGISTRY
 # --- writing ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "fedavg",
-        "fedprox(mu=0.1)+gcfed",
-        "fedgc.sgc(margin=1e-05)+fedprox",
-        'gcfed.local(head="it\'s, so", lam=None)',
-        "fedreg(gamma=0.4, mg=True)",
-    ],
+WORDS = st.text("abzAZ_0189", min_size=1, max_size=8).filter(str.isidentifier)
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text("ab \"'\\\\,()+=.#\n\té", max_size=8),
 )
-def test_what_is_written_is_what_was_read(text: str) -> None:
-    assert write_terms(read_terms(text)) == text
-    assert write_terms(read_terms(f" {text} ".replace("+", " + "))) == text
+TERMS = st.builds(
+    Term,
+    name=st.one_of(WORDS, st.builds("{}.{}:{}".format, WORDS, WORDS, WORDS)),
+    part=st.one_of(st.just(""), WORDS),
+    values=st.dictionaries(WORDS, VALUES, max_size=4),
+    at=st.just(0),
+)
+
+
+@given(st.lists(TERMS, min_size=1, max_size=4))
+def test_what_is_written_is_what_was_read(terms: list[Term]) -> None:
+    text = write_terms(terms)
+    again = [dataclasses.replace(term, at=0) for term in read_terms(text)]
+    assert repr(again) == repr(terms)  # 1 is not True, and 0.0 is not -0.0
+    assert write_terms(read_terms(f" {text}\n")) == text
+    assert split_expressions(f"{text}, {text}") == [text, text]
 
 
 def test_a_term_says_which_hyperparameters_it_takes() -> None:

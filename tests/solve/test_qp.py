@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy.optimize import linprog
 
 from each import each
@@ -53,21 +56,61 @@ def reachable(M: np.ndarray, b: np.ndarray) -> bool:
     """Whether some u has Mu >= b, by another solver on rows of length 1."""
     length = lengths(M)
     unit, lower = M / length[:, None], b / length
-    size = np.abs(lower).max()
+    size = np.abs(lower).max() or 1.0
     found = linprog(
         np.zeros(M.shape[1]), A_ub=-unit, b_ub=-lower / size, bounds=(None, None), method="highs"
     )
     return bool(found.status == 0)
 
 
-@each("seed", range(30))
-def test_each_constraint_may_have_a_bound_of_its_own(seed: int) -> None:
-    M, p = draw("random", seed)
-    b = np.random.default_rng(seed).normal(size=len(M))
-    solution = project(M, p, b)
-    assert solution.feasible == reachable(M, b)
-    if solution.feasible:
-        assert departure(M, p, b, solution.multipliers) < 1e-9
+@st.composite
+def programmes(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, point and bounds of small whole numbers: equal, opposite and zero rows are common."""
+    m, d = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    numbers = hnp.arrays(np.float64, (m + 1, d), elements=st.integers(-3, 3).map(float))
+    both = draw(numbers)
+    bounds = draw(hnp.arrays(np.float64, m, elements=st.sampled_from([-1.0, 0.0, 0.5])))
+    return both[:m], both[m], bounds
+
+
+@settings(max_examples=300)
+@given(programmes(), st.sampled_from(["", "_block_pivoting"]))
+def test_an_answer_meets_the_optimality_conditions_or_there_is_none(
+    programme: tuple[np.ndarray, np.ndarray, np.ndarray], without: str
+) -> None:
+    """Each constraint may have a bound of its own; both ways to solve have to do."""
+    M, p, b = programme
+    with pytest.MonkeyPatch.context() as patch:
+        if without:
+            patch.setattr(qp, without, lambda *given: None)
+        cone, bounded = project(M, p), project(M, p, b)
+    assert cone.feasible
+    assert departure(M, p, 0.0, cone.multipliers) < 1e-9
+    assert bounded.feasible == reachable(M, b)
+    if bounded.feasible:
+        assert departure(M, p, b, bounded.multipliers) < 1e-9
+
+
+def test_the_last_resort_meets_the_optimality_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cone whose multipliers rounding alone would let grow: a ridge bounds them."""
+    violation = qp._violation
+
+    def first_is_refused(*given: object) -> float:
+        calls.append(given)
+        return np.inf if len(calls) == 3 else violation(*given)  # two of `_polish`, then the answer
+
+    for kind in KINDS:
+        for seed in SEEDS:
+            M, p = draw(kind, seed)
+            length = lengths(M)
+            unit, calls = M / length[:, None], []
+            if not length.all() or not (unit @ p < 0.0).any():
+                continue
+            with monkeypatch.context() as only:
+                only.setattr(qp, "_violation", first_is_refused)
+                found = qp._nearest_in_cone(unit @ unit.T, -(unit @ p), 1e-13)
+            assert len(calls) == 5
+            assert departure(unit, p, 0.0, found) < 1e-5
 
 
 @pytest.mark.parametrize("bound", [0.0, 0.1])

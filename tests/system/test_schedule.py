@@ -152,6 +152,14 @@ def test_a_round_takes_as_long_as_its_slowest_client() -> None:
     assert rounds.due(1).seconds == 2 * 19.0
 
 
+def test_each_direction_has_its_own_bandwidth() -> None:
+    need = ClientWork(np.array([12.0]), np.zeros(1), down=30.0, up=40.0)
+    devices = Devices(np.array([2.0]), down=np.array([10.0]), up=np.array([5.0]))
+    made = Timing(System(), need, devices, make_availability(System(), 1, 0), seed=0)
+    assert made.replies(0, np.array([0])).tolist() == [3.0 + 6.0 + 8.0]
+    assert Synchronous(made, Cohort(), sizes(1)).seconds.tolist() == [17.0]
+
+
 def test_the_server_waits_for_all_answers_to_a_survey() -> None:
     rounds = Synchronous(timing([1.0, 2.0], answer=3.0), Cohort(), sizes(2))
     assert rounds.due(0).seconds == 3.0 + 12.0

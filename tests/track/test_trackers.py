@@ -25,6 +25,7 @@ from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.runner.tracking import trackers
 from fedkeel.study.comparison import Comparison
+from fedkeel.track.numbers import numbers
 from toys import Net, deadline, federation, held, prepared, same
 from track import wandb_files
 
@@ -109,6 +110,14 @@ def test_tensorboard_shows_every_round_once_and_changes_no_bit(tmp_path: Path) -
     assert "_hparams_/session_start_info" in events.summary_metadata
     untracked = start(prepared(rounds=4))
     assert same(result, untracked)
+
+
+def test_bytes_are_shown_by_their_direction() -> None:
+    result = start(prepared(rounds=1))
+    row = replace(result.rows[1], bytes_up={"update": 3, "uploads": 4}, bytes_down={"params": 50})
+    shown = numbers(row, result.record, bytes_so_far=57)
+    assert (shown["traffic/bytes_up"], shown["traffic/bytes_down"]) == (7.0, 50.0)
+    assert shown["traffic/bytes_so_far"] == 57.0
 
 
 @pytest.mark.slow
