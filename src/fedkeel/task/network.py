@@ -30,7 +30,7 @@ from fedkeel.task.losses import SOFT_TARGETS, Loss, cross_entropy, picked_cross_
 from fedkeel.task.model_description import describe_model
 from fedkeel.task.outputs import Outputs, map_output, scores_of, tensors_in
 from fedkeel.task.parameter_names import ParameterLayout
-from fedkeel.task.traits import Traits, detect_traits
+from fedkeel.task.traits import ModuleTraits, detect_traits
 from fedkeel.tree import Tree, clone
 
 Autograd = Literal["eager", "functional"]
@@ -92,7 +92,7 @@ class Network:
                     layer.train()
         self.channels_last = False
         self.mixed = False
-        self.traits = Traits()
+        self.traits = ModuleTraits()
         self._functions = self._make_functions()
         self.head = head
         self._loss = loss

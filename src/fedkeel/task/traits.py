@@ -22,7 +22,7 @@ from fedkeel.tree import Tree, clone
 
 
 @dataclass(frozen=True)
-class Traits:
+class ModuleTraits:
     """What a module does in a forward pass in training, beside returning scores.
 
     Args:
@@ -88,7 +88,7 @@ FURTHER_BATCHES, FURTHER_INPUTS = 8, 8
 only some inputs go through, may get its gradient from one of these."""
 
 
-def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Values) -> Traits:
+def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Values) -> ModuleTraits:
     """Call a copy of a module twice with the same arguments, and compare.
 
     Args:
@@ -120,7 +120,7 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Values) -> 
         twin.train()
         sets_generator = find_reset(lambda: call(clone(params), clone(buffers), copy_of(first_x)))
     except Exception:  # of the user's module; training raises it again, where the user sees it
-        return Traits()
+        return ModuleTraits()
     finally:
         random_library = generators.restore()
     if random_library == sets_generator:  # what it draws then is the same each time
@@ -129,7 +129,7 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Values) -> 
     same = all(_same_output(a, b) for a, b in (outputs, evaluated))
     if not changed and not same and not random_library:
         changed = next((k[0] for k in states[2] if k not in states[0]), "something of its own")
-    traits = Traits(
+    traits = ModuleTraits(
         writes_parameters=any(
             t._version or t.data_ptr() != addresses[name] for name, t in given_params.items()
         ),
@@ -142,8 +142,8 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Values) -> 
 
 
 def _with_gradients(
-    traits: Traits, module: nn.Module, params: Tree, buffers: Tree, x: Values
-) -> Traits:
+    traits: ModuleTraits, module: nn.Module, params: Tree, buffers: Tree, x: Values
+) -> ModuleTraits:
     """Compare the gradient by given parameters with what `backward` finds for the module's own.
 
     One copy of the module has its own parameters. Another one is given these parameters, and its
