@@ -100,6 +100,7 @@ def test_survival(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| fedavg | 0." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"fluorescence_256": (150, 140), "histology_320": (128, 160)}
     rows = []
@@ -287,6 +288,7 @@ def test_heart_disease(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (last.faults, len(last.sources)) == ({}, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 def test_lora(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -304,10 +304,21 @@ def own_labels() -> tuple[Any, Any]:
     return np.concatenate([truth[:25], 1 - truth[25:]]), (X_TEST @ [1.0, -2.0, 0.5] > 0).astype(int)
 
 
-@pytest.mark.parametrize("judge", ["auto", "personal"])
-@pytest.mark.parametrize(
-    "method", ["local", "centralised", "fedavg", "knnper", "finetune", "ditto", "fedper"]
-)
+JUDGED = [
+    *(("local", "auto"), ("fedavg", "auto"), ("fedavg", "personal"), ("knnper", "personal")),
+    *(("ditto", "auto"), ("ditto", "personal")),
+    *(
+        pytest.param(method, judge, marks=pytest.mark.slow)
+        for method, judge in (
+            *(("centralised", "auto"), ("knnper", "auto"), ("finetune", "auto")),
+            *(("fedper", "auto"), ("local", "personal"), ("centralised", "personal")),
+            *(("finetune", "personal"), ("fedper", "personal")),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "judge"), JUDGED)
 def test_pictures_are_of_the_models_that_the_table_is_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, judge: Any
 ) -> None:

@@ -55,7 +55,7 @@ def models(method: str, rounds: int, lr: float = 0.1) -> Tree:
     [
         "server_optimiser:BoundedStep",
         "client_and_server:MeanDrift",
-        "fedprox+client_and_server:MeanDrift",
+        pytest.param("fedprox+client_and_server:MeanDrift", marks=pytest.mark.slow),
     ],
 )
 def test_an_example_does_what_every_method_has_to_do(method: str) -> None:

@@ -37,9 +37,15 @@ def test_it_is_short() -> None:
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 60
 
 
-def test_it_does_what_every_method_has_to_do(here: Path) -> None:
-    for expression in (f"{METHOD}(power=2.0)", f"scaffold+{METHOD}+momentum"):
-        assert [check.name for check in check_method(expression)] == list(CHECKS)
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f"{METHOD}(power=2.0)",
+        pytest.param(f"scaffold+{METHOD}+momentum", marks=pytest.mark.slow),
+    ],
+)
+def test_it_does_what_every_method_has_to_do(here: Path, expression: str) -> None:
+    assert [check.name for check in check_method(expression)] == list(CHECKS)
 
 
 @pytest.mark.slow

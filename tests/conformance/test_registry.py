@@ -61,9 +61,9 @@ OPTIONS = [
 ]
 
 
-FAST = ["fedmlb", "gradma.w+gradma.s", "fedcurv+mime", "fedprox+topk"]
+FAST = ["gradma.w+gradma.s", "fedprox+topk"]
 """Methods that get all checks in the fast selection: server and client state, a table of clients,
-a survey, extra passes through the network, a codec."""
+a codec."""
 
 SLOW_CHECKS = {
     "a seed repeats bit for bit",
@@ -87,7 +87,7 @@ ALL = dict.fromkeys([*NAMED, *COMPOSITIONS, *OPTIONS])
 TELLING = [
     *("fedavg", "scaffold", "fedbuff(buffer=3)", "mifa", "fedacg", "scaffnew", "fedrod", "ditto"),
     *("ffalora", "fedproto", "perfedavg", "fedala", "dpquantile", "fedadamw", "fednova", "mime"),
-    *("fedreg", "fedgh", "knnper"),
+    *("fedreg", "fedgh", "knnper", "fedmlb", "fedcurv+mime"),
 ]
 """Methods that get the quick checks in the fast selection: among them is one at least of each role
 and of each kind of memory, message and local work. There are no such parts in `FAST`."""

@@ -13,7 +13,7 @@ from fedkeel.runner.start import start
 from method.players import ENTRIES
 
 MIXED = {"dtype": "float32", "precision": "bf16-mixed"}
-FAST = ("fedavg", "scaffold", "fedreg", "moon")
+FAST = ("scaffold", "moon")
 PROJECTS = ("fedgc", "fedmuon")
 """A sign, or the direction of an orthogonal factor, decides what is added: rounding may turn it."""
 

@@ -62,7 +62,7 @@ def test_workers_make_the_bits_of_one_loop(method: str) -> None:
     more = {"local": LOCAL, "per_round": 5}
     one = start(prepared(method, **more))
     assert any(row.test["loss"] != one.rows[0].test["loss"] for row in one.rows)
-    for count in (1, 2, 3, 5):
+    for count in (1, 2, 3, 5) if method == "scaffold" else (3,):
         found = start(prepared(method, **more, kind="workers", workers=count))
         assert found.record.engine.workers == count
         assert same(one, found), count
@@ -73,7 +73,7 @@ def test_workers_make_the_bits_of_one_loop(method: str) -> None:
 def test_so_do_they_with_batch_normalisation(method: str, buffers: str) -> None:
     model = MODELS["norm"]
     one = start(prepared(method, model, buffers=buffers, local=LOCAL))
-    for count in (1, 2, 3, 5):
+    for count in (2, 5):
         two = prepared(method, model, buffers=buffers, local=LOCAL, kind="workers", workers=count)
         assert same(one, start(two)), count
     assert bool(one.buffers) is (buffers == "average")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -52,6 +54,13 @@ def answers(played: Federation, clients: list[int]) -> Replies:
     return stack(clients, found, [len(played.data[k][1]) for k in clients])
 
 
+@cache
+def answered(entry: str, opposed: bool = False) -> tuple[Federation, Replies]:
+    """A begun federation and the next replies of all; to make them takes most of a test's time."""
+    played = begun(entry, data=contrary(4)) if opposed else begun(entry)
+    return played, answers(played, CLIENTS)
+
+
 def own(server: Server) -> Server:
     """The server with memory of its own: parts may change theirs in place."""
     return replace(server, memory={k: copied(v) for k, v in server.memory.items()})
@@ -95,8 +104,7 @@ def picked(replies: Replies, rows: list[int]) -> Replies:
 
 @each("entry", ENTRIES)
 def test_the_order_of_replies_does_not_matter(entry: str) -> None:
-    played = begun(entry, data=contrary(4))
-    replies = answers(played, CLIENTS)
+    played, replies = deepcopy(answered(entry, opposed=True))
     done = aggregate(played, replies)
     for order in ([3, 2, 1, 0], [2, 0, 3, 1]):
         again = aggregate(played, picked(replies, order))
@@ -135,8 +143,7 @@ def test_replies_that_weigh_nothing_or_are_not_finite_change_nothing(
 @each("entry", ENTRIES)
 def test_a_round_of_nobody_changes_only_the_round_number(entry: str) -> None:
     """Also where a part has it; MIFA makes a step, see its own test."""
-    played = begun(entry)
-    replies = answers(played, CLIENTS)
+    played, replies = deepcopy(answered(entry))
     nobody = picked(replies, [])
     weightless = replace(replies, examples=replies.examples * 0, processed=replies.processed * 0)
     before = known(own(played.played.server))
@@ -271,8 +278,7 @@ def test_buffers_that_stay_local_are_the_clients_own() -> None:
 @each("entry", ENTRIES)
 def test_no_reply_and_no_model_is_changed(entry: str) -> None:
     """Nor a memory, but those that a server optimiser updates in place."""
-    played = begun(entry, data=contrary(4))
-    replies = answers(played, CLIENTS)
+    played, replies = deepcopy(answered(entry, opposed=True))
     server = own(played.played.server)
     optimiser = played.plan.server_optimiser.name
     given: State = {

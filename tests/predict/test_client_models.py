@@ -65,23 +65,24 @@ def accuracy(state: dict[str, torch.Tensor], name: str, norm: bool) -> float:
         return float((net.eval()(torch.from_numpy(x)).argmax(1).numpy() == y).mean())
 
 
-@pytest.mark.parametrize("kind", ["sequential", "vectorized"])
+FAST = (("fedper", "sequential"), ("fedbn", "vectorized"), ("finetune", "sequential"))
+FAST = (*FAST, ("fedproto", "sequential"), ("ditto", "vectorized"))
+
+
 @pytest.mark.parametrize(
-    ("method", "norm"),
+    ("method", "kind"),
     [
-        ("local", False),
-        ("fedper", False),
-        ("fedbabu", False),
-        ("fedproto", False),
-        ("fedbn", True),
-        ("ditto", False),
-        ("finetune", False),
-        ("fedala", False),
+        pytest.param(method, kind, marks=() if (method, kind) in FAST else pytest.mark.slow)
+        for method in (
+            *("local", "fedper", "fedbabu", "fedproto", "fedbn", "ditto", "finetune", "fedala"),
+        )
+        for kind in ("sequential", "vectorized")
     ],
 )
 def test_a_clients_own_model_has_the_accuracy_that_is_reported(
-    tmp_path: Path, method: str, norm: bool, kind: str
+    tmp_path: Path, method: str, kind: str
 ) -> None:
+    norm = method == "fedbn"
     result = trained(method, norm, engine={"kind": kind})
     row = result.rows[-1]
     reported = (row.personal or row.per_client)["accuracy"]

@@ -55,17 +55,18 @@ def same(a: Path, b: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("method", "state"),
+    ("method", "state", "count"),
     [
-        ("scaffold", "auto"),
-        pytest.param("gradma", "disk", marks=pytest.mark.slow),
-        pytest.param("fedavg", "auto", marks=pytest.mark.slow),
-        pytest.param("gradma", "auto", marks=pytest.mark.slow),
-        pytest.param("fedgc", "auto", marks=pytest.mark.slow),
-        pytest.param("scaffold", "disk", marks=pytest.mark.slow),
+        ("scaffold", "auto", 2),
+        pytest.param("scaffold", "auto", 4, marks=pytest.mark.slow),
+        pytest.param("gradma", "disk", 4, marks=pytest.mark.slow),
+        pytest.param("fedavg", "auto", 4, marks=pytest.mark.slow),
+        pytest.param("gradma", "auto", 4, marks=pytest.mark.slow),
+        pytest.param("fedgc", "auto", 4, marks=pytest.mark.slow),
+        pytest.param("scaffold", "disk", 4, marks=pytest.mark.slow),
     ],
 )
-def test_killed_at_random_moments(tmp_path: Path, method: str, state: str) -> None:
+def test_killed_at_random_moments(tmp_path: Path, method: str, state: str, count: int) -> None:
     """With a checkpoint after every round, most of these moments are in the middle of a write."""
     file, moment = experiment(tmp_path), random.Random(method + state)
     words = ("run", file, *WORKERS, "-s", f"method={method}", "-s", "rounds=20")
@@ -76,7 +77,7 @@ def test_killed_at_random_moments(tmp_path: Path, method: str, state: str) -> No
     for _ in range(60):
         began = len(RunFolder(tmp_path / "run").rows())
         process = Process(*words, "--out", "run", "--resume", "--quiet", folder=tmp_path)
-        if kills < 4:
+        if kills < count:
             workers = _until(process, tmp_path / "run", began + moment.randint(1, 4))
             time.sleep(moment.random() * 0.03)
             process.send(signal.SIGKILL)
@@ -87,7 +88,7 @@ def test_killed_at_random_moments(tmp_path: Path, method: str, state: str) -> No
         kills += 1
         reached.append(rows(tmp_path / "run"))
         assert eventually(lambda w=workers: not any(alive(pid) for pid in w))
-    assert kills == 4
+    assert kills == count
     assert reached == sorted(reached), "work was lost"
     assert same(tmp_path / "whole", tmp_path / "run")
     record = RunFolder(tmp_path / "run").read_run()
@@ -103,7 +104,11 @@ def _until(process: Process, out: Path, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"), [(signal.SIGINT, "workers"), (signal.SIGTERM, "sequential")]
+    ("number", "kind"),
+    [
+        (signal.SIGINT, "workers"),
+        pytest.param(signal.SIGTERM, "sequential", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupt_ends_after_the_round(tmp_path: Path, number: int, kind: str) -> None:
     file = experiment(tmp_path)
@@ -138,7 +143,7 @@ def slow(folder: Path, *words: str, out: str = "run") -> Process:
     return Process("run", file, *model, *words, "--out", out, folder=folder)
 
 
-@pytest.mark.parametrize("kind", ["sequential", "workers"])
+@pytest.mark.parametrize("kind", [pytest.param("sequential", marks=pytest.mark.slow), "workers"])
 def test_a_second_interrupt_ends_at_once(tmp_path: Path, kind: str) -> None:
     """A round takes many seconds here; it is lost, and nothing else."""
     process = slow(tmp_path, "-s", f"engine.kind={kind}", "-s", "engine.workers=2")
