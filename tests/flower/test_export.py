@@ -15,10 +15,13 @@ from commands import EXPERIMENT, call, experiment
 from fedkeel.config import load
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.export import LEFT_OUT
+from fedkeel.flower.local.processes import NAME, FlowerProcesses
 from fedkeel.flower.protocol import DESCRIBE
+from fedkeel.records.folder import RunFolder
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
+from toys import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower asks for it
 
@@ -106,6 +109,21 @@ def test_nodes_train_by_the_modules_of_an_app(app: Path, tmp_path: Path) -> None
     assert test is not None
     assert {"margin", "errors"} <= set(test.values)
     assert remote.rows[-1].test == local.rows[-1].test
+
+
+@pytest.mark.processes
+def test_real_nodes_train_by_the_modules_of_an_app(
+    app: Path, tmp_path: Path, federation: FlowerProcesses, patience: float
+) -> None:
+    out = tmp_path / "run"
+    run = federation.submit(app, {"out": str(out), "settings": "rounds=1"})
+    assert eventually(lambda: federation.status(run).startswith("finished"), 20 * patience)
+    said = federation.flwr("log", str(run), NAME, "--show")
+    assert federation.status(run) == "finished:completed", said
+    last = RunFolder(out).rows()[-1]
+    assert (last.round, last.faults) == (1, {})
+    assert last.test is not None
+    assert {"margin", "errors"} <= set(last.test.values)
 
 
 @pytest.mark.parametrize("pattern", LEFT_OUT)
