@@ -26,12 +26,13 @@ import typer
 from pydantic.fields import FieldInfo
 
 import fedkeel
+from fedkeel.base.settings import Settings
 from fedkeel.cli import app
-from fedkeel.config.base import Settings
 from fedkeel.config.local import Local
 from fedkeel.config.search_space import Range, Value
 from fedkeel.config.settings import Experiment
 from fedkeel.errors import CompositionError, FedkeelError
+from fedkeel.features.budget.policy import Policy
 from fedkeel.method.checks import INTERNAL_MEMBERS
 from fedkeel.method.context import ClientInfo, Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.docs.bibliography import reference
@@ -54,7 +55,6 @@ from fedkeel.method.legality import (
 from fedkeel.method.part import Capability, Part, Stage, Traits
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
-from fedkeel.privacy.policy import Policy
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fedkeel.config.base import warn_once
+from fedkeel.base.settings import warn_once
 
 # The same examples in every run: a fault is found by who makes it, not by the next one.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

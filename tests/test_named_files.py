@@ -10,9 +10,9 @@ import pytest
 import fedkeel as fk
 from fedkeel.config import load
 from fedkeel.errors import ConfigError, FedkeelError
+from fedkeel.features.budget.policy import read_policy
+from fedkeel.features.budget.secret import server_seed
 from fedkeel.named_files import read_regular, read_within
-from fedkeel.privacy.policy import read_policy
-from fedkeel.privacy.secret import server_seed
 from fedkeel.system.availability import read_trace
 from fedkeel.system.devices import make_devices
 from toys import deadline

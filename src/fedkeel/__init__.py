@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedkeel.config import Engine as Engine
     from fedkeel.config import Evaluation as Evaluation
     from fedkeel.config import Local as Local
-    from fedkeel.config import Privacy as Privacy
     from fedkeel.config import Schedule as Schedule
     from fedkeel.config import Stop as Stop
     from fedkeel.config import System as System
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from fedkeel.data.partition.from_hugging_face import from_hf as from_hf
     from fedkeel.data.read.user_data import dataset as dataset
     from fedkeel.errors import FedkeelError as FedkeelError
+    from fedkeel.features.budget.settings import Privacy as Privacy
     from fedkeel.leakage.audit import audit as audit
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
@@ -58,7 +58,6 @@ _HOMES = {
         "Engine",
         "Evaluation",
         "Local",
-        "Privacy",
         "Schedule",
         "Stop",
         "System",
@@ -80,6 +79,7 @@ _HOMES = {
     "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("compare", "run"),
     "fedkeel.study.doctor": ("doctor",),
+    "fedkeel.features.budget.settings": ("Privacy",),
     "fedkeel.leakage.audit": ("audit",),
     "fedkeel.method.docs.cite": ("cite",),
     "fedkeel.method.grammar": ("parse",),

@@ -18,7 +18,7 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 from fedkeel.data.read.load import load
 from fedkeel.errors import FedkeelError
 from fedkeel.runner.prepare import gather, ingredients, prepare

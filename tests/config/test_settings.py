@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from each import each
 from fedkeel import config
+from fedkeel.base.settings import RenamedSetting
 from fedkeel.config import Cohort, Engine, Experiment, Local, Partition, Schedule, build
-from fedkeel.config.base import RenamedSetting
 from fedkeel.config.settings import Settings
 from fedkeel.errors import ConfigError
 

@@ -10,9 +10,9 @@ import pytest
 
 from config.examples import values
 from each import each
+from fedkeel.base.error_messages import SYNONYMS
+from fedkeel.base.settings import RenamedSetting, warn_once
 from fedkeel.config import Data, Experiment, build, load, override, paths, to_toml
-from fedkeel.config.base import RenamedSetting, warn_once
-from fedkeel.config.error_messages import SYNONYMS
 from fedkeel.errors import ConfigError
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from commands import call, rows
 from fedkeel.config import load
+from fedkeel.features.budget.accountant import Release, composed_epsilon
 from fedkeel.flower.export import export
 from fedkeel.flower.local.processes import FlowerProcesses
-from fedkeel.privacy.accountant import Release, composed_epsilon
 from fedkeel.records.folder import RunFolder
 from toys import eventually
 

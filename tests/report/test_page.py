@@ -413,7 +413,7 @@ def test_write_names_the_file(make, tmp_path):
 
 
 def test_the_report_knows_records_errors_and_files_only():
-    allowed = ("fedkeel.records", "fedkeel.errors", "fedkeel.named_files", "fedkeel.report")
+    allowed = ("records", "errors", "named_files", "report", "base.feature")
     for file in REPORT.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             named = []
@@ -425,4 +425,4 @@ def test_the_report_knows_records_errors_and_files_only():
             for name in named:
                 assert name.split(".")[0] not in ("torch", "ray", "flwr"), (file.name, name)
                 if name.split(".")[0] == "fedkeel":
-                    assert name.startswith(allowed), (file.name, name)
+                    assert name.removeprefix("fedkeel.").startswith(allowed), (file.name, name)

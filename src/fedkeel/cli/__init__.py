@@ -76,7 +76,7 @@ def _format_warning(
     line: str | None = None,
 ) -> str:
     """Return a warning as it is printed, without a place in the code where that says nothing."""
-    from fedkeel.config.base import RenamedSetting
+    from fedkeel.base.settings import RenamedSetting
 
     if issubclass(category, (RenamedSetting, SlowWork, StoppedProcess)):
         return f"warning: {message}\n"

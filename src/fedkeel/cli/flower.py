@@ -169,8 +169,8 @@ def ledger(
     as_json: bool = JSON,
 ) -> None:
     """Print what a site has spent of its epsilon, run by run."""
-    from fedkeel.privacy.ledger import Ledger, statement
-    from fedkeel.privacy.policy import read_policy
+    from fedkeel.features.budget.ledger import Ledger, statement
+    from fedkeel.features.budget.policy import read_policy
 
     rules = read_policy(policy)
     spent = statement(Ledger(Path(rules.ledger)).read(), rules)
@@ -195,9 +195,9 @@ def _with_files(words: list[str], policy: Path | None, peers: Path | None) -> li
 
     The key by which it authenticates signs its keys in secure sums, too.
     """
+    from fedkeel.features.budget.policy import read_policy
     from fedkeel.flower.local.processes import quoted
     from fedkeel.flower.node.signing import read_signing
-    from fedkeel.privacy.policy import read_policy
 
     keys, _ = values_of("--auth-supernode-private-key", words)
     key = expanded(keys[-1]) if keys else None

@@ -34,6 +34,7 @@ def run(
     quiet: bool = QUIET,
 ) -> None:
     """Train one method, and write a run folder."""
+    from fedkeel.base.feature import figures
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.engine.process.interrupts import interrupts
     from fedkeel.records.run_record import to_json
@@ -75,7 +76,7 @@ def run(
             "status": record.status,
             "message": record.message,
             "rounds": last.round,
-            "epsilon": last.epsilon,
+            **{figure.key: figure.value(last.features) for figure in figures()},
             "best": result.best,
             "last": result.last,
             "best_model": None if record.best_model is None else to_json(record.best_model),

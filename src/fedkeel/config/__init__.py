@@ -5,16 +5,18 @@ given and what is accepted. What a run used is written resolved into its folder,
 that file again repeats the run.
 """
 
+from typing import TYPE_CHECKING
+
+from fedkeel.base.error_messages import meant, paths
+from fedkeel.base.feature import declarations
+from fedkeel.base.settings import Settings
 from fedkeel.config.adversary import Adversary
 from fedkeel.config.audit import Audit
-from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition, Text
 from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.early_stopping import Stop
-from fedkeel.config.error_messages import meant, paths
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local, Schedule
-from fedkeel.config.privacy import Privacy
 from fedkeel.config.search_space import Choices, Metric, Range, Space, Value
 from fedkeel.config.settings import (
     Buffers,
@@ -57,7 +59,6 @@ __all__ = [
     "Model",
     "Partition",
     "Precision",
-    "Privacy",
     "Range",
     "Run",
     "Schedule",
@@ -77,3 +78,13 @@ __all__ = [
     "paths",
     "to_toml",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Return the settings of a feature by the name of their class, such as `Privacy`."""
+        for kind in declarations().values():
+            if kind.settings_class.__name__ == name:
+                return kind.settings_class
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

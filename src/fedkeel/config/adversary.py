@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedkeel.config.base import Kinds
+from fedkeel.base.settings import Kinds
 
 AttackKind = Literal[
     "none",

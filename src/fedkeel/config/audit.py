@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, field_validator
 
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 
 AttackName = Literal["linear", "labels", "dlg", "cosine", "loss", "updates", "lira"]
 """The attacks by name, in the order in which they are made."""

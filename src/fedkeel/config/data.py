@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fedkeel.config.base import Kinds, Settings
+from fedkeel.base.settings import Kinds, Settings
 
 CONTROL_CHARACTERS = {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r"}
 """What a backslash and a letter become in a text, and how they are written."""

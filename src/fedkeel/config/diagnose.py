@@ -6,7 +6,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 
 Kind = Literal[
     "forgetting",

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 
 
 class Flower(Settings):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedkeel.config.base import Kinds, Settings
+from fedkeel.base.settings import Kinds, Settings
 
 
 class Schedule(Kinds):

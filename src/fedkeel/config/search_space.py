@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 from fedkeel.errors import did_you_mean
 
 Value = bool | int | float | str

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedkeel.base.settings import Settings
 from fedkeel.config.adversary import Adversary
-from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.early_stopping import Stop
+from fedkeel.config.feature_tables import with_tables
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local
-from fedkeel.config.privacy import Privacy
 from fedkeel.config.search_space import Space
 from fedkeel.config.system import System
 from fedkeel.config.task import TaskSettings
@@ -338,8 +338,8 @@ class Compare(Settings):
     seeds: int = Field(3, ge=1)
 
 
-class Run(Settings):
-    """The settings of one run, whatever data and model it is given.
+class RunSettings(Settings):
+    """The settings of one run, whatever data and model it is given, without those of features.
 
     Args:
         name: name of the run folder, of at most 200 characters.
@@ -358,7 +358,6 @@ class Run(Settings):
         adversary: attackers among the clients.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
-        privacy: the budget of differential privacy; None runs without.
         system: how long clients take, in virtual time; None counts no time.
     """
 
@@ -376,8 +375,16 @@ class Run(Settings):
     adversary: Adversary = Adversary()
     engine: Engine = Engine()
     flower: Flower = Flower()
-    privacy: Privacy | None = None
     system: System | None = None
+
+
+if TYPE_CHECKING:
+
+    class Run(RunSettings):
+        """The settings of one run, with a table for each feature."""
+
+else:
+    Run = with_tables(RunSettings, "Run", __name__)
 
 
 class Experiment(Run):

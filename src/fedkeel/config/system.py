@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 
 
 class DeviceClass(Settings):

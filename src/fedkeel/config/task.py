@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 
 
 class TaskSettings(Settings):

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from fedkeel.config.base import DEEPEST, Settings, check_bounds, with_current_names
-from fedkeel.config.error_messages import readable
+from fedkeel.base.error_messages import readable
+from fedkeel.base.settings import DEEPEST, Settings, check_bounds, with_current_names
 from fedkeel.config.settings import Experiment
 from fedkeel.config.toml_mistakes import check_meaning, explained, too_many_digits
 from fedkeel.errors import ConfigError, did_you_mean

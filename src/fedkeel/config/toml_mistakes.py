@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fedkeel.base.error_messages import table_of
 from fedkeel.config.data import CONTROL_CHARACTERS
-from fedkeel.config.error_messages import table_of
 from fedkeel.config.settings import Experiment
 from fedkeel.errors import ConfigError
 

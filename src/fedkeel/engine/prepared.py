@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fedkeel import config
 from fedkeel.data.augment import Transform
@@ -17,10 +17,9 @@ from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.part import Capability
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
-from fedkeel.privacy.budget import Budget
-from fedkeel.privacy.secret import server_seed
 from fedkeel.records.baselines import BASELINES
 from fedkeel.robust.attackers import Attack
 from fedkeel.task.task import Task
@@ -54,6 +53,36 @@ class Ingredients:
     model_args: Mapping[str, Any] = field(default_factory=dict)
 
 
+_F = TypeVar("_F")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A run that is being made, with all that its features may change.
+
+    Args:
+        settings: what was asked for.
+        federation: the clients that train.
+        training: method, model and local training.
+        provides: what task and engine provide.
+        augment: a transform of each batch in training; True crops and mirrors images at random.
+        make_server_seed: gives the seed of cohorts and of what the server's parts draw.
+        features: the features so far.
+    """
+
+    settings: config.Run
+    federation: Federation
+    training: LocalTraining
+    provides: frozenset[Capability]
+    augment: bool | Transform
+    make_server_seed: Callable[[], int]
+    features: tuple[object, ...] = ()
+
+    def with_feature(self, feature: object) -> Draft:
+        """Return the run with one feature more."""
+        return replace(self, features=(*self.features, feature))
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A run that can start.
@@ -65,14 +94,15 @@ class Prepared:
         spec: what a client's reply looks like.
         population: how many clients there are, and in a round.
         ingredients: what it was made of.
+        make_server_seed: gives the seed of cohorts and of what the server's parts draw.
         key: digest of all that decides the numbers.
         state: where client state lives.
         unseen: where values of the user's code are that could not be read in full, so that the
             run is never taken for an earlier one.
-        budget: the budget of privacy, None without one.
         pooled: the clients whose examples the run trains on in one place; None where each client
             trains on its own.
         attack: the attackers, None where there are none.
+        features: what the run does beside training.
     """
 
     settings: config.Run
@@ -81,12 +111,17 @@ class Prepared:
     spec: dict[str, TensorSpec]
     population: Population
     ingredients: Ingredients
+    make_server_seed: Callable[[], int]
     key: str = ""
     state: StatePlace = "memory"
     unseen: tuple[str, ...] = ()
     pooled: Federation | None = None
-    budget: Budget | None = None
     attack: Attack | None = None
+    features: tuple[object, ...] = ()
+
+    def feature(self, kind: type[_F]) -> _F | None:
+        """Return the run's feature of a kind, None where it has none."""
+        return next((item for item in self.features if isinstance(item, kind)), None)
 
     @property
     def clients(self) -> Federation:
@@ -107,7 +142,7 @@ class Prepared:
     @cached_property
     def server_seed(self) -> int:
         """The seed of cohorts and of what the server's parts draw."""
-        return server_seed(self.settings.seed, self.settings.privacy)
+        return self.make_server_seed()
 
     @cached_property
     def largest_cohort(self) -> int:

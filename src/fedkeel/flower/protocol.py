@@ -21,6 +21,7 @@ from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, with_empty_answers
 from fedkeel.engine.spec import TensorSpec, specs_of
+from fedkeel.features.budget.feature import privacy_of
 from fedkeel.flower.wire import Header
 from fedkeel.method.plugins import user_part_digests
 from fedkeel.method.server_round import server_message
@@ -74,8 +75,9 @@ class Agreement(Settings):
             secure = ("secure_aggregation", "secure_minimum", "secure_norm", "quorum")
             facts["sums"] = settings.flower.model_dump(mode="json", include=set(secure))
             # nodes count on each other's noise, so they have to make the same
-            privacy = settings.privacy and settings.privacy.model_dump(exclude={"key_file"})
-            facts["noise"] = [privacy, prepared.population.clients, settings.rounds]
+            privacy = privacy_of(settings)
+            budget = privacy and privacy.model_dump(exclude={"key_file"})
+            facts["noise"] = [budget, prepared.population.clients, settings.rounds]
         if "channels" in prepared.setup.federation.how:
             facts["channels"] = prepared.setup.federation.how["channels"]
         if prepared.attack is not None:

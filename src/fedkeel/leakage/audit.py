@@ -9,6 +9,7 @@ from fedkeel.data.augment import Transform
 from fedkeel.data.federation import Federation
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.errors import ConfigError
+from fedkeel.features.budget.settings import Privacy
 from fedkeel.leakage.examine import examine
 from fedkeel.records.audit import AuditRecord
 from fedkeel.study.arguments import (
@@ -37,7 +38,7 @@ def audit(
     weights: config.ChosenWeights | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
-    privacy: config.Privacy | None = None,
+    privacy: Privacy | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
     augment: Transform | None = None,

@@ -17,6 +17,7 @@ from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.errors import ConfigError, DataError
+from fedkeel.features.budget.feature import privacy_of
 from fedkeel.leakage.applies import why_not
 from fedkeel.leakage.attacks import ATTACKS
 from fedkeel.leakage.case import Case
@@ -84,8 +85,8 @@ def examine(
         skipped = list(dict.fromkeys(skipped))
         if "lira" in settings.attacks and all(s.attack != "lira" for s in skipped):
             results.append(_shadow_runs(overheard, settings, kept, display))
-    record, row = _record(overheard, settings), overheard.record
-    return replace(record, results=tuple(results), skipped=tuple(skipped), epsilon=row.epsilon)
+    record, spent = _record(overheard, settings), overheard.record.features.get("epsilon")
+    return replace(record, results=tuple(results), skipped=tuple(skipped), epsilon=spent)
 
 
 def _settings(run: config.Run, settings: config.Audit) -> config.Run:
@@ -134,7 +135,7 @@ def _clients(overheard: Overheard, settings: config.Audit) -> list[int]:
 def _record(overheard: Overheard, settings: config.Audit) -> AuditRecord:
     prepared, row = overheard.prepared, overheard.record
     run, score = prepared.settings, prepared.setup.metrics.score
-    privacy = run.privacy
+    privacy = privacy_of(run)
     return AuditRecord(
         name=run.name,
         method=run.method,

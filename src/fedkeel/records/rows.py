@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
+from fedkeel.base.feature import figures
 from fedkeel.records.files import finite_values
 
 OLD_NAMES = {"notes": "diagnostics"}
@@ -93,14 +94,14 @@ class RoundRecord:
             ``[diagnose]`` by ``kind.name``, such as ``conflict.share``.
         breakdowns: what ``[diagnose]`` measures by layer, class, client or position, by
             ``kind.name.axis``, such as ``conflict.share.layer``: a number for each label.
-        epsilon: what has been spent of the privacy budget after this round, at its delta; None, and
-            not in rounds.jsonl, where the run has no budget.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
         virtual_seconds: virtual time at the end of the round, since the beginning of the run; None,
             and not in rounds.jsonl, where no time is counted.
         staleness: for each of `clients`, the steps that the server had made since it sent the
             client the model; empty, and not in rounds.jsonl, where the server waits.
         staleness_seconds: the same in seconds: of virtual time in a simulation, else of real time.
+        features: what features of the run have added, by key, such as ``epsilon``; in rounds.jsonl
+            each stands beside the other keys. It can be read as an attribute, too.
     """
 
     round: Count
@@ -123,10 +124,10 @@ class RoundRecord:
     diagnostics: dict[str, Number] = field(default_factory=dict)
     breakdowns: dict[str, dict[str, Number]] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
-    epsilon: float | None = None
     virtual_seconds: Finite | None = None
     staleness: list[Count] = field(default_factory=list)
     staleness_seconds: list[Finite] = field(default_factory=list)
+    features: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -137,7 +138,7 @@ class RoundRecord:
         """
         if not isinstance(values, Mapping):
             raise ValueError("no JSON object")
-        names = {f.name for f in fields(cls)}
+        names = {f.name for f in fields(cls)} - {"features"}
         row = {OLD_NAMES.get(name, name): value for name, value in values.items()}
         if isinstance(row.get("test"), Mapping):
             row["test"] = _scores(row["test"])
@@ -146,8 +147,13 @@ class RoundRecord:
         for name in ("per_client", "personal"):
             if isinstance(row.get(name), Mapping):
                 row[name] = _with_new_metrics(row[name])
+        features = {f.key: row[f.key] for f in figures() if row.get(f.key) is not None}
+        for key, value in features.items():
+            if not _is_finite(value):
+                raise ValueError(f"{key}: not a finite number")
+        known = {k: v for k, v in row.items() if k in names}
         try:
-            return _reader().validate_python({k: v for k, v in row.items() if k in names})
+            return _reader().validate_python({**known, "features": features})
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -169,10 +175,24 @@ class RoundRecord:
         row = asdict(self)
         row["test"] = _flat(row["test"])
         row["sources"] = {name: _flat(scores) for name, scores in row["sources"].items()}
-        for name in ("epsilon", "virtual_seconds", "staleness", "staleness_seconds"):
+        features = {k: v for k, v in row.pop("features").items() if v is not None}
+        for name in ("virtual_seconds", "staleness", "staleness_seconds"):
             if row[name] in (None, []):
                 del row[name]
-        return json.dumps(finite_values(row)) + "\n"
+        return json.dumps(finite_values({**row, **features})) + "\n"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Return what a feature has added, None where this run has not."""
+            features = self.__dict__.get("features", {})
+            if name in features or name in {figure.key for figure in figures()}:
+                return features.get(name)
+            raise AttributeError(f"a round record has no {name!r}")
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _flat(scores: dict[str, Any] | None) -> dict[str, Any] | None:

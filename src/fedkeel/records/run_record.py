@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedkeel.base.feature import declarations
 from fedkeel.errors import RunError
 from fedkeel.records.rows import Count
 from fedkeel.records.score import MetricInfo, TaskRecord
@@ -264,36 +265,6 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class PrivacyRecord:
-    """The budget of differential privacy.
-
-    Args:
-        unit: whom the guarantee is for: a ``client`` with all its examples, or an ``example``.
-        epsilon: the largest epsilon; the rows have what has been spent.
-        delta: its delta.
-        part: name of the part that clips and adds noise.
-        sigma: deviation of the noise on a sum, in units of the bound on what is summed.
-        is_calibrated: whether sigma is calibrated for all rounds, or named by the method.
-        accountant: ``pld`` or ``rdp``, of dp-accounting.
-        says: what is counted, and under which assumptions.
-    """
-
-    unit: Literal["client", "example"]
-    epsilon: float
-    delta: float
-    part: str = ""
-    sigma: float = 0.0
-    is_calibrated: bool = True
-    accountant: str = ""
-    says: str = ""
-
-    @property
-    def text(self) -> str:
-        """The budget in a few words."""
-        return f"epsilon {self.epsilon:g}, delta {self.delta:g}, {self.unit} level"
-
-
-@dataclass(frozen=True)
 class BestModel:
     """The round whose model is in model-best.safetensors.
 
@@ -357,8 +328,6 @@ class RunRecord:
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
         warnings: what a user should know about the run, such as that rounding may decide it.
-        privacy: the budget of differential privacy: ``unit``, ``epsilon``, ``delta``, ``sigma``,
-            the ``accountant``, and what it ``says``, in words; not there without one.
         secure_sums: in a federation with secure aggregation, of how many nodes each sum is, in
             words; not there without.
         best_model: ``round`` and ``score`` of the model in model-best.safetensors, and what it was
@@ -366,6 +335,8 @@ class RunRecord:
         message: why a run failed, was interrupted, or ended before its last round, else "".
         digests: SHA-256 of the files that a finished run has left, such as its rows and models, by
             name.
+        features: what features of the run have written, by their table, such as ``privacy``; in
+            run.json each stands beside the other keys. It can be read as an attribute, too.
         format: version of this layout.
     """
 
@@ -396,11 +367,11 @@ class RunRecord:
     earlier_keys: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     adversary: str = field(default="", metadata=_OPTIONAL)
     warnings: list[str] = field(default_factory=list)
-    privacy: PrivacyRecord | None = field(default=None, metadata=_OPTIONAL)
     secure_sums: str = field(default="", metadata=_OPTIONAL)
     best_model: BestModel | None = None
     message: str = ""
     digests: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)
+    features: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -428,15 +399,29 @@ class RunRecord:
         The record has no settings but the main ones: this is for runs whose config.toml is gone.
         """
         partition = to_json(self.partition)
-        task, privacy = self.task, self.privacy
+        task = self.task
         main = {
             "partition": [self.partition.kind, *map(partition.get, PARTITION_SETTINGS)],
             "training": [self.rounds, self.participation, self.local, self.weights],
             "task": [task.loss, task.score, [metric.name for metric in task.metrics]],
-            "sums": ["" if privacy is None else privacy.text, self.secure_sums],
+            "features": self.feature_texts(),
+            "sums": self.secure_sums,
             "attackers": self.adversary.partition(":")[0],
         }
         return json.dumps([self.content(), main], sort_keys=True, default=str)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Return what a feature has written, None where this run has none."""
+            if name in declarations():
+                return self.__dict__.get("features", {}).get(name)
+            raise AttributeError(f"a run record has no {name!r}")
+
+    def feature_texts(self) -> dict[str, str]:
+        """Return what features have written in a few words, by their table."""
+        kinds = declarations()
+        return {table: kinds[table].text(value) for table, value in self.features.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
@@ -446,6 +431,11 @@ class RunRecord:
             RunError: a value is missing or has another type.
         """
         values = _with_new_names(values)
+        values["features"] = {
+            table: values[table]
+            for table, kind in declarations().items()
+            if kind.record_class is not None and values.get(table)
+        }
         engine, partition = values.get("engine"), values.get("partition")
         if isinstance(engine, Mapping):
             american = {k: "vectorized" for k in ("kind", "asked") if engine.get(k) == "vectorised"}
@@ -456,6 +446,8 @@ class RunRecord:
                 raise RunError("A run record cannot be read.", got="partition: nested too deeply")
         try:
             record = _reader().validate_python(values)
+            for table, value in record.features.items():
+                record.features[table] = _feature_reader(table).validate_python(value)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
@@ -478,7 +470,7 @@ def to_json(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the datacla
         if isinstance(value, dict):
             value = {k: to_json(v) if is_dataclass(v) else v for k, v in value.items()}
         values[f.name] = to_json(value) if is_dataclass(value) else value
-    return {**values.pop("settings", {}), **values}
+    return {**values.pop("settings", {}), **values, **values.pop("features", {})}
 
 
 def _settings_apart(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -498,6 +490,12 @@ def _is_shallow(value: Any, levels: int = 8) -> bool:  # noqa: ANN401 - any JSON
 
 def _with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_NAMES.get(name, name): value for name, value in values.items()}
+
+
+@cache
+def _feature_reader(table: str) -> TypeAdapter[Any]:
+    kind: Any = declarations()[table].record_class
+    return TypeAdapter(kind)
 
 
 @cache

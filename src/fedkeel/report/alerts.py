@@ -204,7 +204,7 @@ def _no_learning(run: RunResults) -> str | None:
 
 def _remedy(run: RunResults, usual: str) -> str:
     """Return what to do where a run has learnt nothing: noise is no matter of the learning rate."""
-    if run.record.privacy is not None or _NOISY & {part.name for part in run.record.parts}:
+    if _NOISY & {part.name for part in run.record.parts}:
         return (
             "The noise may be the reason: beside the updates it is shorter with more clients in a "
             "round, a larger epsilon or a smaller model."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from fedkeel.base.feature import Figure, figures
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat
 from fedkeel.report.claims import Claim
@@ -18,8 +19,8 @@ from fedkeel.report.formatting import (
 )
 from fedkeel.report.summary import MethodSummary, Quantity
 
-ColumnName = Quantity | Literal["gap"]
-"""A figure of `ResultRow` that has a column."""
+ColumnName = str
+"""A figure of `ResultRow` that has a column: a `Quantity`, ``gap``, or the key of a feature's."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class ResultRow:
         summary = self.summary
         stats = {
             **{name: summary.stat(name) for name in get_args(Quantity)},
+            **{figure.key: summary.stat(figure.key) for figure in figures()},
             "fluctuation_mean": summary.fluctuation("mean"),
             "fluctuation_std": summary.fluctuation("std"),
             "fluctuation_min": summary.fluctuation("min"),
@@ -211,6 +213,13 @@ def all_columns(score: MetricInfo | None) -> tuple[ReportColumn, ...]:
             f"Virtual time until the {label} reaches the target.",
         ),
         *_COSTS,
+        *(_of_feature(figure) for figure in figures()),
+    )
+
+
+def _of_feature(figure: Figure) -> ReportColumn:
+    return ReportColumn(
+        figure.key, figure.heading, figure.unit, figure.better, CellFormat(), figure.description
     )
 
 
@@ -249,13 +258,5 @@ _COSTS = (
         CellFormat(),
         "Seconds over all phases and rounds of a run, on this machine.",
         is_for_page_only=True,
-    ),
-    ReportColumn(
-        "epsilon",
-        "epsilon",
-        "spent",
-        None,
-        CellFormat(),
-        "What the run has spent of its budget of differential privacy.",
     ),
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import plotly.graph_objects as go
 
+from fedkeel.base.feature import Figure, figures
+from fedkeel.records.rows import RoundRecord
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
 from fedkeel.report.chart_style import (
@@ -80,19 +83,42 @@ def diagnostic_charts(methods: Sequence[MethodResults]) -> dict[DiagnosticChart,
     charts = {}
     for name, title in QUANTITIES.items():
         _, _, axis = (*name.split("."), "round")[:3]
-        drawn = _by_round(methods, name, title) if axis == "round" else _by(methods, name, title)
+        of_row = partial(_diagnostic, name)
+        drawn = _by_round(methods, of_row, title) if axis == "round" else _by(methods, name, title)
         if drawn is not None:
             chart, note = drawn
             charts[DiagnosticChart(name.replace(".", "_"), title, note)] = chart
     return charts
 
 
-def _by_round(methods: Sequence[MethodResults], name: str, title: str) -> tuple[Chart, str] | None:
+def feature_charts(methods: Sequence[MethodResults]) -> dict[DiagnosticChart, Chart]:
+    """Return the charts of the numbers that features have added to the rounds."""
+    charts = {}
+    for figure in figures():
+        of_row = partial(_feature_number, figure)
+        drawn = _by_round(methods, of_row, figure.chart) if figure.chart else None
+        if drawn is not None:
+            item = DiagnosticChart(f"feature_{figure.key}", figure.chart, figure.unit)
+            charts[item] = drawn[0]
+    return charts
+
+
+def _diagnostic(name: str, row: RoundRecord) -> float | None:
+    return finite_or_none(row.diagnostics.get(name))
+
+
+def _feature_number(figure: Figure, row: RoundRecord) -> float | None:
+    return finite_or_none(figure.value(row.features))
+
+
+def _by_round(
+    methods: Sequence[MethodResults], of_row: Callable[[RoundRecord], float | None], title: str
+) -> tuple[Chart, str] | None:
     figure, ends, last = empty_figure(260, hovermode="x unified"), [], 0
     for method in methods:
         values: dict[int, list[float]] = {}
         for row in (row for run in method.runs for row in run.rows):
-            if (value := finite_or_none(row.diagnostics.get(name))) is not None:
+            if (value := of_row(row)) is not None:
                 values.setdefault(row.round, []).append(value)
         rounds = sorted(values)
         rounds = [rounds[i] for i in evenly_spaced(len(rounds))]

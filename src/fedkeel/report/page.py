@@ -27,7 +27,7 @@ from fedkeel.report.client_scores import (
     measured_on,
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
-from fedkeel.report.diagnostic_charts import diagnostic_charts
+from fedkeel.report.diagnostic_charts import diagnostic_charts, feature_charts
 from fedkeel.report.federation_gain import federation_notes
 from fedkeel.report.formatting import (
     capital,
@@ -147,9 +147,9 @@ def render_report(
     clients = client_scores(methods)
     partitions = (partition_summary(m.record, m.runs[0].histogram) for m in methods)
     partition = next((summary for summary in partitions if summary is not None), None)
-    diagnosed = diagnostic_charts(methods)
+    diagnosed, added = diagnostic_charts(methods), feature_charts(methods)
     charts = _charts(methods, clients, partition)
-    charts |= {item.name: chart for item, chart in diagnosed.items()}
+    charts |= {item.name: chart for item, chart in {**diagnosed, **added}.items()}
     score = methods[0].record.score
     curve = charts.get("score_rounds")
     return environment.get_template("page.html.j2").render(
@@ -183,6 +183,7 @@ def render_report(
             if f"metric{place}_rounds" in charts
         ],
         diagnosed=list(diagnosed),
+        added=list(added),
         predictions_of=whose_predictions(methods),
         tested_on=tested_on(methods),
         predicted_methods=[m.index for m in methods if f"predictions{m.index}" in charts],

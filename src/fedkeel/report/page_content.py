@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.base.feature import declarations
 from fedkeel.errors import counted
 from fedkeel.records.run_record import RunRecord, to_json
 from fedkeel.records.score import MetricInfo
@@ -134,10 +135,12 @@ def tiles(method: MethodResults) -> list[Tile]:
             note += f"; {reached.count} of {len(runs)} seeds"
         name = f"Rounds to {format_target(summary.target, score)}"
         result.append(Tile(name, format_stat(reached, decimals=0), note))
-    epsilon, privacy = summary.stat("epsilon"), method.record.privacy
-    if epsilon is not None and privacy is not None:
-        note = f"of {privacy.epsilon:g}; {privacy.unit} level, delta {privacy.delta:g}"
-        result.append(Tile("Epsilon spent", format_number(epsilon.mean), note))
+    for table, kind in declarations().items():
+        record = method.record.features.get(table)
+        note = "" if record is None else kind.tile_note(record)
+        for figure in kind.figures:
+            if figure.tile and (stat := summary.stat(figure.key)) is not None:
+                result.append(Tile(figure.tile, format_number(stat.mean), note or figure.unit))
     traffic, sent = summary.stat("traffic"), summary.stat("sent")
     seconds, total = summary.stat("seconds_per_client"), summary.stat("seconds")
     for_each = "for each client and round"

@@ -167,7 +167,7 @@ def main_settings(record: RunRecord) -> dict[str, str]:
         "loss": format_setting(record.task.loss),
         "score": record.score.label,
         "metrics": ", ".join(metric.label for metric in record.task.metrics),
-        **({} if record.privacy is None else {"privacy": record.privacy.text}),
+        **record.feature_texts(),
         **({"secure sums": record.secure_sums} if record.secure_sums else {}),
         **({"attackers": record.adversary.partition(":")[0]} if record.adversary else {}),
     }

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
+from fedkeel.base.feature import figures
 from fedkeel.records.baselines import BASELINES
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import ACCURACY, LOSS, MetricInfo
@@ -37,9 +38,8 @@ Quantity = Literal[
     "processor_seconds_per_client",
     "seconds_per_round",
     "seconds",
-    "epsilon",
 ]
-"""A figure of `RunSummary` that is averaged over seeds."""
+"""A figure of `RunSummary` that is averaged over seeds; those of features have their own names."""
 
 ByName = Literal["bytes_down", "bytes_up", "seconds_by_phase"]
 """A figure of `RunSummary` that has a value for each part or phase."""
@@ -82,10 +82,10 @@ class RunSummary:
         seconds_per_client: training seconds for each local training.
         processor_seconds_per_client: processor seconds for each local training; unlike the seconds
             they do not grow with what else the machine does. None where a round has none.
-        epsilon: what was spent of the privacy budget; None where there is none.
         virtual_seconds_to_target: virtual time until the target was reached; None where none is
             counted, or it was not.
         losses_not_finite: rounds with a training or test loss that was not finite.
+        features: the numbers of features, by key.
     """
 
     rounds: int
@@ -114,8 +114,8 @@ class RunSummary:
     seconds_per_client: float | None
     processor_seconds_per_client: float | None
     losses_not_finite: int
-    epsilon: float | None = None
     virtual_seconds_to_target: float | None = None
+    features: dict[str, float] = field(default_factory=dict)
 
     @property
     def down(self) -> int:
@@ -132,12 +132,14 @@ class RunSummary:
         """Bytes sent both ways in all."""
         return self.down + self.up
 
-    def value(self, quantity: Quantity) -> float | None:
+    def value(self, quantity: str) -> float | None:
         """Return a figure by its name.
 
         A run without a completed round has no score: that of the untrained model says nothing. One
         that sends nothing, such as a baseline, has no traffic.
         """
+        if quantity not in get_args(Quantity):
+            return self.features.get(quantity)
         is_known = self.rounds or quantity not in _SCORES
         if quantity in _TRAFFIC and not (self.bytes_down or self.bytes_up):
             is_known = False
@@ -169,16 +171,16 @@ class MethodSummary:
         name = self.method.split(" · ")[0]
         return name if name in BASELINES else ""
 
-    def values(self, quantity: Quantity) -> list[float]:
+    def values(self, quantity: str) -> list[float]:
         """Return a figure for each seed that has it."""
         values = (run.value(quantity) for run in self.runs)
         return [value for value in values if value is not None]
 
-    def stat(self, quantity: Quantity) -> Stat | None:
+    def stat(self, quantity: str) -> Stat | None:
         """Return mean and deviation of a figure over the seeds that have it."""
         return Stat.of(self.values(quantity))
 
-    def by_seed(self, quantity: Quantity) -> SeedValues:
+    def by_seed(self, quantity: str) -> SeedValues:
         """Return a figure by seed; empty where the seeds are not known."""
         if len(self.seeds) != len(self.runs):
             return {}
@@ -308,10 +310,20 @@ def summarise(
         ),
         seconds_per_client=_ratio(training, trainings),
         processor_seconds_per_client=_processor_seconds_per_client(after_start),
-        epsilon=rows[-1].epsilon if rows else None,
         virtual_seconds_to_target=virtual_seconds,
         losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
+        features=_feature_numbers(rows),
     )
+
+
+def _feature_numbers(rows: Sequence[RoundRecord]) -> dict[str, float]:
+    """Return the numbers of features of a run, by key."""
+    numbers = {}
+    for figure in figures():
+        values = [v for row in rows if (v := figure.value(row.features)) is not None]
+        if values:
+            numbers[figure.key] = math.fsum(values) if figure.of_run == "sum" else values[-1]
+    return numbers
 
 
 def _processor_seconds_per_client(rows: Sequence[RoundRecord]) -> float | None:

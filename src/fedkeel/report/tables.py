@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedkeel.base.feature import figures
 from fedkeel.errors import counted, printable
 from fedkeel.records.baselines import BASELINES
 from fedkeel.records.paired import paired_difference
@@ -214,9 +215,9 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
                 "mean over the seeds that reached it (and how many did, if not all).",
             )
         )
-    if any(method.stat("epsilon") for method in methods):
-        text = "spent of the budget of differential privacy, whose delta and unit the run names."
-        notes.append(Footnote("Epsilon", text))
+    for figure in figures():
+        if figure.footnote and any(method.stat(figure.key) for method in methods):
+            notes.append(Footnote(capital(figure.heading), figure.footnote))
     if any(method.unfinished for method in methods):
         notes.append(Footnote("†", "not every run is finished."))
     baselines = dict.fromkeys(method.baseline for method in methods if method.baseline)

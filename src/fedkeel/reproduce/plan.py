@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedkeel import config
+from fedkeel.base.feature import declarations
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
@@ -192,8 +193,9 @@ def digest(experiment: config.Experiment) -> str:
             del values[table][name]
     if not experiment.diagnose.kinds:
         del values["diagnose"]
-    if experiment.privacy is None:
-        del values["privacy"]
+    for table, kind in declarations().items():
+        if getattr(experiment, table) == kind.default:
+            del values[table]
     values["version"] = __version__
     if user_files := _user_file_digests(experiment):
         values["own"] = user_files

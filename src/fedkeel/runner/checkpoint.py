@@ -18,6 +18,7 @@ from fedkeel.records.checkpoint import Checkpoint
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.best_model import BestModelKeeper
+from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.server_table import ServerTable
 from fedkeel.runner.training import Training
 from fedkeel.tree import State, substate, substates, tensors, walk
@@ -36,6 +37,7 @@ class Checkpoints:
         table: the server's rows of clients.
         best: the best model.
         training: knows whose replies are due.
+        hooks: of the run's features.
         earlier_keys: keys of the run when it had fewer rounds.
 
     Attributes:
@@ -50,11 +52,12 @@ class Checkpoints:
         table: ServerTable,
         best: BestModelKeeper,
         training: Training,
+        hooks: Sequence[Hooks] = (),
         earlier_keys: Sequence[str] = (),
     ) -> None:
         self._folder, self._key, self._earlier_keys = folder, key, earlier_keys
         self._engine, self._table, self._best = engine, table, best
-        self._training = training
+        self._training, self._hooks = training, hooks
         self._saved_at = time.monotonic()
         self.damaged = ""
 
@@ -76,6 +79,8 @@ class Checkpoints:
         rows = self._folder.keep_rows(saved.round, saved.rows)
         self._best.restore(saved.arrays, rows)
         self._training.restore(saved.arrays, server, rows[-1].virtual_seconds)
+        for hooks in self._hooks:
+            hooks.restore(saved.arrays, rows)
         return server, rows
 
     def save(self, server: Server, min_age: float = 0.0) -> None:
@@ -89,6 +94,8 @@ class Checkpoints:
             **self._best.snapshot(),
             **self._training.snapshot(),
         }
+        for hooks in self._hooks:
+            arrays |= hooks.state()
         self._folder.save(Checkpoint(server.round, arrays, {"key": self._key}))
         self._engine.saved()
         self._table.saved()

@@ -28,7 +28,6 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.attack import with_success_rate
 from fedkeel.runner.best_model import BestModelKeeper
-from fedkeel.runner.budget import BudgetKeeper
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
 from fedkeel.runner.checkpoint import Checkpoints
 from fedkeel.runner.client_models import ClientModels
@@ -39,6 +38,8 @@ from fedkeel.runner.evaluate import (
     with_personal_scores,
     with_test_scores,
 )
+from fedkeel.runner.feature_hooks import recorded
+from fedkeel.runner.features import features_of
 from fedkeel.runner.finish import ended, finish, server_on_processor
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
@@ -81,8 +82,9 @@ class Run:
         self._models: ClientModels | None = None  # where each client has its own
         best = [self._best] if prepared.is_whole else []
         self._observer = Observer(prepared, record.engine.first_device)
-        self._spending = BudgetKeeper(prepared.budget)
-        self._callbacks = CallbackList([self._spending, early_stopping, *best, *callbacks])
+        made = (feature.hooks(prepared) for feature in features_of(prepared).values())
+        self._hooks = [hooks for hooks in made if hooks is not None]
+        self._callbacks = CallbackList([*self._hooks, early_stopping, *best, *callbacks])
         self._training = Training(prepared, self._callbacks, trainings)
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
@@ -135,7 +137,7 @@ class Run:
         saved = None
         if self._folder is not None:
             key = self._prepared.key
-            keepers = engine, self._table, self._best, self._training
+            keepers = engine, self._table, self._best, self._training, self._hooks
             self._checkpoints = Checkpoints(self._folder, key, *keepers, self._record.earlier_keys)
             saved = self._checkpoints.restore(self._server) if resume else None
             if self._checkpoints.damaged:
@@ -151,7 +153,7 @@ class Run:
             if self._folder is not None:
                 self._folder.keep_rows(-1)
             row = RoundRecord(0, virtual_seconds=self._training.start_seconds)
-            row = self._with_test_scores(self._spending.with_epsilon(row), engine)
+            row = self._with_test_scores(recorded(self._hooks, row), engine)
             self._clock.lap("evaluation")
             self._add(replace(row, seconds=self._clock.restart()))
         for row in self._rows:
@@ -208,7 +210,7 @@ class Run:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
         row = round_record(due, message, trained, result, bytes_up, measured)
-        row = self._spending.with_epsilon(row)
+        row = recorded(self._hooks, row)
         self._clock.lap("records")
         row = self._evaluate(engine, row)
         self._clock.lap("evaluation")

@@ -21,8 +21,6 @@ from fedkeel.method.docs.cite import bibtex, keys
 from fedkeel.method.docs.describe import describe
 from fedkeel.method.part import Part
 from fedkeel.method.plugins import user_part_digests
-from fedkeel.privacy.budget import Budget, described
-from fedkeel.privacy.legality import EXAMPLE_PART
 from fedkeel.records.histogram import is_large
 from fedkeel.records.run_record import (
     DataRecord,
@@ -31,13 +29,13 @@ from fedkeel.records.run_record import (
     ModelRecord,
     PartitionRecord,
     PartRecord,
-    PrivacyRecord,
     RunRecord,
     ScaleRecord,
 )
 from fedkeel.records.score import TaskRecord
 from fedkeel.runner.attack import task_record
 from fedkeel.runner.baselines import describe_baseline
+from fedkeel.runner.features import features_of
 from fedkeel.runner.warnings import find_warnings, node_warnings, simulated_sums
 from fedkeel.task.losses import loss_name, named_like
 from fedkeel.tree import nbytes, numel
@@ -114,7 +112,11 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             *find_warnings(prepared),
             *(node_warnings(prepared) if on_nodes else simulated_sums(prepared)),
         ],
-        privacy=None if prepared.budget is None else _privacy_record(prepared, prepared.budget),
+        features={
+            table: value
+            for table, feature in features_of(prepared).items()
+            if (value := feature.record(prepared)) is not None
+        },
         secure_sums=_secure_text(prepared) if on_nodes else "",
     )
 
@@ -171,21 +173,6 @@ def _local_text(local: config.Local, part: Part | None) -> str:
     if schedule.warmup:
         texts.append(f"warm-up {schedule.warmup:g} rounds")
     return ", ".join(texts)
-
-
-def _privacy_record(prepared: Prepared, budget: Budget) -> PrivacyRecord:
-    privacy = budget.privacy
-    part = EXAMPLE_PART if privacy.unit == "example" else prepared.plan.reduction.name
-    return PrivacyRecord(
-        unit=privacy.unit,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        part=part,
-        sigma=budget.sigma,
-        is_calibrated=budget.is_calibrated,
-        accountant=budget.kind,
-        says=described(budget),
-    )
 
 
 def _secure_text(prepared: Prepared) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import config
+from fedkeel.base.feature import declarations
 from fedkeel.cost.evaluation import check_evaluation
 from fedkeel.cost.memory import check_server, choose_place, evaluation_batch
 from fedkeel.data import batches
@@ -32,7 +33,7 @@ from fedkeel.data.values import rows_of, shape_of, shape_text
 from fedkeel.diagnose.kinds import check_kinds
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples
-from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
+from fedkeel.engine.prepared import Draft, Ingredients, Prepared, learning_rate
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.rehearsal import rehearse
 from fedkeel.errors import ConfigError, DataError, ModelError, RunError, counted
@@ -46,13 +47,12 @@ from fedkeel.method.part import Capability
 from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
-from fedkeel.privacy.private_method import with_privacy
-from fedkeel.privacy.secret import key_digest
 from fedkeel.reached_values import Description, describe_value
 from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
 from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
+from fedkeel.runner.features import features_asked_for, features_of
 from fedkeel.runner.selection import check_selection
 from fedkeel.secure.legality import check_secure_aggregation
 from fedkeel.system.asynchronous import check_buffer
@@ -192,17 +192,12 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     _check_accumulation(training.local, federation)
     _check_round_length(training.local, federation)
     _check_batches_of_one(training, federation, settings.rounds)
-    budget = None
-    if settings.privacy is not None:
-        training, budget = with_privacy(
-            settings,
-            settings.privacy,
-            training,
-            federation,
-            _capabilities(network, federation),
-            callable(ingredients.augment),
-        )
-        plan = training.plan
+    provides = _capabilities(network, federation)
+    own_seed = partial(int, settings.seed)
+    draft = Draft(settings, federation, training, provides, ingredients.augment, own_seed)
+    for feature in features_asked_for(settings):
+        draft = feature.wrap(draft)
+    training, plan = draft.training, draft.training.plan
     check_sampling(plan, training.local)
     if settings.flower.secure_aggregation:
         nodes = settings.flower.secure_minimum
@@ -240,11 +235,14 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         spec,
         population,
         ingredients,
+        draft.make_server_seed,
         unseen=unseen,
         pooled=clients if is_pooled else None,
-        budget=budget,
         attack=attack,
+        features=draft.features,
     )
+    for feature in features_of(prepared).values():
+        feature.check(prepared)
     check_selection(prepared)
     if settings.system is not None:
         make_schedule(prepared)  # refuses what the settings of time cannot be used for
@@ -532,10 +530,13 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
         settings.pop("system")
     else:
         settings["system"].update(files_digest(prepared.settings.system))
-    if prepared.settings.privacy is None:
-        settings.pop("privacy")
-    else:
-        settings["privacy"]["key_file"] = key_digest(prepared.settings.privacy)
+    identities = {
+        table: feature.identity(settings[table]) for table, feature in features_of(prepared).items()
+    }
+    for table in declarations():
+        settings.pop(table)
+        if identities.get(table) is not None:
+            settings[table] = identities[table]
     if prepared.attack is None:
         settings.pop("adversary")
     setup, clients = prepared.setup, prepared.clients

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from fedkeel import config
+from fedkeel.base.feature import figures
 from fedkeel.errors import printable
 from fedkeel.records.fairness import client_values, spread
 from fedkeel.records.rows import RoundRecord
@@ -413,10 +414,15 @@ def _score(row: RoundRecord | None, score: MetricInfo) -> str:
 
 
 def _counted(row: RoundRecord) -> str:
-    """Return what a row has spent of the privacy budget, and its virtual time."""
-    spent = "" if row.epsilon is None else f", epsilon {row.epsilon:.3g}"
-    seconds = row.virtual_seconds
-    return spent if seconds is None else f"{spent}, {seconds / 3600:.3g} virtual hours"
+    """Return the numbers that features have added to a row, and its virtual time."""
+    shown = [
+        f", {figure.progress.format(value)}"
+        for figure in figures()
+        if figure.progress and (value := figure.value(row.features)) is not None
+    ]
+    if row.virtual_seconds is not None:
+        shown.append(f", {row.virtual_seconds / 3600:.3g} virtual hours")
+    return "".join(shown)
 
 
 def run_name(settings: config.Run) -> str:

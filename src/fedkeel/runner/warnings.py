@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.config.base import Kinds
+from fedkeel.base.settings import Kinds
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.identifiers import is_number
@@ -17,8 +17,6 @@ from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
 from fedkeel.method.part import traits_of
-from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
-from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.method.parts.fedbn import FedBN
 from fedkeel.method.parts.fedsalora import FedSALoRA
 from fedkeel.method.parts.lora import FFALoRA, RoLoRA
@@ -26,9 +24,8 @@ from fedkeel.method.parts.scaffnew import Scaffnew
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.roles import LocalWork
 from fedkeel.method.server_round import server_message
-from fedkeel.privacy.budget import weak_points
 from fedkeel.runner.defence_warnings import defence_warnings, rounds_without_reserve
-from fedkeel.runner.noise_forecast import loud_noise
+from fedkeel.runner.features import feature_kinds
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.runner.split_warnings import is_from_catalogue, split_warnings
 from fedkeel.runner.task_warnings import task_warnings
@@ -51,7 +48,8 @@ MUCH_MEMORY = 1_000_000_000
 def find_warnings(prepared: Prepared) -> list[str]:
     """Return the warnings about a run; about the data none where only the nodes see them."""
     federation = prepared.setup.federation
-    privacy = [*_privacy_warnings(prepared), *defence_warnings(prepared)]
+    of_features = [text for kind in feature_kinds().values() for text in kind.warnings(prepared)]
+    privacy = [*of_features, *defence_warnings(prepared)]
     if federation.how["kind"] == "nodes":
         return list(filter(None, privacy))
     data = federation.data
@@ -132,21 +130,6 @@ def _label_warnings(prepared: Prepared) -> tuple[str, ...]:
         _labels_without_training(data, test),
         _labels_that_look_like_quantities(data),
     )
-
-
-def _privacy_warnings(prepared: Prepared) -> list[str]:
-    """Return warnings about noise that looks like a promise of privacy, and about a budget."""
-    budget, loud = prepared.budget, loud_noise(prepared)
-    if budget is not None:
-        return [*weak_points(budget), loud]
-    not_accounted = [
-        f"{part.name}: no privacy is accounted for. No epsilon is computed for its noise "
-        f"(sigma = {part.sigma:g}), so do not rely on it to protect "
-        f"{'examples' if isinstance(part, DPSGD) else 'clients'}: the table [privacy] sets a budget"
-        for part in prepared.plan.parts
-        if isinstance(part, DPSGD | ClientDP | AdaptiveClientDP)
-    ]
-    return [*not_accounted, loud]
 
 
 def _optimiser_that_is_not_used(prepared: Prepared) -> str:

@@ -9,6 +9,7 @@ from fedkeel import config
 from fedkeel.data.augment import Transform
 from fedkeel.data.federation import Federation
 from fedkeel.engine.process.turns import one_at_a_time
+from fedkeel.features.budget.settings import Privacy
 from fedkeel.method.grammar import split_expressions
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
@@ -49,7 +50,7 @@ def run(
     adversary: config.Adversary | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
-    privacy: config.Privacy | None = None,
+    privacy: Privacy | None = None,
     system: config.System | None = None,
     out: str | Path | None = None,
     resume: bool = True,
@@ -145,7 +146,7 @@ def compare(
     adversary: config.Adversary | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
-    privacy: config.Privacy | None = None,
+    privacy: Privacy | None = None,
     system: config.System | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedkeel import config
+from fedkeel.base.feature import declarations
 from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
@@ -35,7 +36,6 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "track": (config.Track, "to=['tensorboard']"),
     "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
     "engine": (config.Engine, "kind='sequential'"),
-    "privacy": (config.Privacy, "epsilon=8.0, delta=1e-5"),
     "system": (config.System, "speed='lognormal', sigma=1.0"),
 }
 """Arguments that are settings themselves, with their class and how it may be called."""
@@ -49,8 +49,11 @@ def run_settings(**values: object) -> config.Run:
         values["track"] = {"to": values["track"]}
     for name in ("evaluation", "stop", "diagnose", "track", "adversary", "engine"):
         values[name] = {} if values.get(name) is None else values[name]
-    for name, (kind, example) in _TABLES.items():
-        if name in ("privacy", "system") and values.get(name) is None:
+    features = declarations()
+    given = {name: (item.settings_class, item.example) for name, item in features.items()}
+    for name, (kind, example) in {**_TABLES, **given}.items():
+        if values.get(name) is None and (name == "system" or name in features):
+            values.pop(name, None)
             continue
         if not isinstance(values[name], (kind, Mapping)):
             raise ConfigError(

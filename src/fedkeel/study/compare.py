@@ -26,6 +26,7 @@ from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.formatting import enumeration
 from fedkeel.report.summary import Quantity
 from fedkeel.runner.callbacks import Callback
+from fedkeel.runner.features import features_asked_for
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, run_name
 from fedkeel.runner.result import Result
@@ -135,8 +136,8 @@ def with_one_weighting(settings: RunSettings) -> RunSettings:
 
     Methods that are compared then differ in nothing but the method.
     """
-    is_private = settings.privacy is not None and settings.privacy.unit == "client"
-    default = "uniform" if is_private else "examples"
+    asked = (feature.weights for feature in features_asked_for(settings))
+    default = next(filter(None, asked), "examples")
     return settings.model_copy(update={"weights": settings.weights or default})
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel import config
+from fedkeel.base.feature import declarations
 from fedkeel.config import Run as RunSettings
 from fedkeel.cost.engine_rule import EngineRule
 from fedkeel.data.federation import Federation
@@ -135,7 +136,7 @@ def short_settings(settings: RunSettings) -> RunSettings:
         "evaluation": settings.evaluation.model_copy(update={"clients_every": 0, "target": None}),
         "stop": config.Stop(),
         "diagnose": config.Diagnose(),
-        "privacy": None,
+        **{table: kind.default for table, kind in declarations().items()},
     }
     return with_one_weighting(RunSettings(**{**values, **changes}))
 

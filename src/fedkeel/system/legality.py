@@ -25,22 +25,8 @@ def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
             "stop.hours needs virtual time, and this run counts none.",
             do="add the table [system] (in Python system=fedkeel.System()), or drop stop.hours",
         )
-    if settings.privacy is not None and system is not None and system.leaves_out:
-        raise ConfigError(
-            "A privacy budget does not go with clients that time leaves out.",
-            got="system.availability, system.enough or system.deadline_seconds",
-            why="the account counts on cohorts that are drawn from all clients alike",
-            do="drop these settings, or [privacy]",
-        )
     if policy is None:
         return
-    if settings.privacy is not None:
-        raise ConfigError(
-            f"A privacy budget does not go with {policy.name}.",
-            why="who replies, and how often, depends on how fast clients are, and the account "
-            "counts on cohorts that are drawn alike",
-            do=f"drop {policy.name}, or [privacy]",
-        )
     if settings.diagnose.kinds:
         raise ConfigError(
             f"Diagnostics do not go with {policy.name}.",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedkeel import optional
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 from fedkeel.config.track import Track, Tracker
 
 Kind = Literal["run", "comparison", "search"]

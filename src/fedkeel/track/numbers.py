@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fedkeel.base.feature import figures
 from fedkeel.records.fairness import client_values, spread
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord
@@ -45,8 +46,9 @@ def _every(
         if over is not None:
             yield f"{name}/{record.score.name}_mean", over.mean
             yield f"{name}/{record.score.name}_worst_tenth", over.worst_tenth
-    if row.epsilon is not None:
-        yield "privacy/epsilon", row.epsilon
+    for figure in figures():
+        if figure.tracked and (value := figure.value(row.features)) is not None:
+            yield figure.tracked, value
     if row.round > 0:
         yield "cohort/clients", len(row.clients)
         yield "cohort/dropped", len(row.dropped)

@@ -20,13 +20,14 @@ from fedkeel import config
 from fedkeel.data.cohort import select
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import RunError
+from fedkeel.features.budget.accountant import Release, composed_epsilon
+from fedkeel.features.budget.feature import account_of
+from fedkeel.features.budget.ledger import Ledger
+from fedkeel.features.budget.policy import Policy, PolicyError
 from fedkeel.flower.node import node as node_module
 from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.protocol import DESCRIBE, ClientRequest, Request
 from fedkeel.flower.server import requests
-from fedkeel.privacy.accountant import Release, composed_epsilon
-from fedkeel.privacy.ledger import Ledger
-from fedkeel.privacy.policy import Policy, PolicyError
 from fedkeel.runner.result import Result
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import federation, prepared
@@ -329,5 +330,5 @@ def test_releases_of_a_round_count_every_pass_that_it_touches() -> None:
         (fk.Local(lr=0.1, steps=2, batch_size="all"), 10, 4, 2),
         (fk.Local(lr=0.1, steps=5, batch_size=4, sampling="random"), 10, 0, 5),
     ]:
-        schedule = run(NOISY, privacy=EXAMPLE).budget.schedule
+        schedule = account_of(run(NOISY, privacy=EXAMPLE)).schedule
         assert replace(schedule, local=local).releases_of_round(n, done) == count

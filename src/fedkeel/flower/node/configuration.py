@@ -9,6 +9,8 @@ from pathlib import Path
 
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError
+from fedkeel.features.budget.kept_noise import noise_kept_in
+from fedkeel.features.budget.policy import Policy, read_policy
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.node.guard import Guard, check_settings
 from fedkeel.flower.node.local_data import read_local_data
@@ -17,8 +19,6 @@ from fedkeel.flower.node.sent_settings import check_sent
 from fedkeel.flower.node.signing import read_signing
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.named_files import expanded
-from fedkeel.privacy.kept_noise import noise_kept_in
-from fedkeel.privacy.policy import Policy, read_policy
 from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.prepare import gather, prepare
 

@@ -15,6 +15,11 @@ from fedkeel.data.dataset import Ints
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX
+from fedkeel.features.budget.accountant import Release, composed_epsilon
+from fedkeel.features.budget.feature import account_of, privacy_of
+from fedkeel.features.budget.ledger import Ledger, Spent
+from fedkeel.features.budget.legality import CLIENT_PARTS, EXAMPLE_PART
+from fedkeel.features.budget.policy import Policy, PolicyError
 from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.flower.protocol import EVALUATE, PERSONAL, PICTURES, ClientRequest, Request
 from fedkeel.method.compose import Plan
@@ -22,10 +27,6 @@ from fedkeel.method.grammar import parse
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.parts.dpclient import clipped
 from fedkeel.method.round_values import Reply
-from fedkeel.privacy.accountant import Release, composed_epsilon
-from fedkeel.privacy.ledger import Ledger, Spent
-from fedkeel.privacy.legality import CLIENT_PARTS, EXAMPLE_PART
-from fedkeel.privacy.policy import Policy, PolicyError
 from fedkeel.runner.early_stopping import smallest_count
 
 MESSAGES = {EVALUATE: "scores", PERSONAL: "personal", PICTURES: "pictures"}
@@ -231,7 +232,7 @@ class Guard:
         """Return the releases, their noise and their number, of an answer or of a whole run."""
         if self.policy.sigma:
             return Release(), self.policy.sigma, 1
-        budget = self.prepared.budget
+        budget = account_of(self.prepared)
         if budget is None:
             raise PolicyError("The run has no noise that the policy of this site could count.")
         schedule = budget.schedule
@@ -258,7 +259,7 @@ class Guard:
     @property
     def _are_cohorts_secret(self) -> bool:
         """Whether a key draws the cohorts, so that the server alone knows them."""
-        privacy = self.prepared.settings.privacy
+        privacy = privacy_of(self.prepared.settings)
         return privacy is not None and privacy.key_file is not None
 
     def _cohorts(self) -> Iterator[Ints]:
@@ -326,7 +327,7 @@ def _check_secure_sums(policy: Policy, settings: Run) -> None:
 
 def _check_unit(policy: Policy, settings: Run) -> None:
     """Refuse a run without noise of the policy's unit, where the site adds none itself."""
-    privacy = settings.privacy
+    privacy = privacy_of(settings)
     if policy.epsilon is None or policy.sigma:
         return
     if privacy is None or privacy.unit != policy.unit:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedkeel.errors import DataError, FedkeelError, RunError
-from fedkeel.privacy.policy import PolicyError
+from fedkeel.features.budget.policy import PolicyError
 
 LOG = "node.log"
 """File of the log in a node's folder."""

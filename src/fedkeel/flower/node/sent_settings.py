@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedkeel.config import Experiment
 from fedkeel.config.code_names import HUBS, PLACES, code_names, texts_by_place, value_at
-from fedkeel.privacy.policy import Policy, PolicyError
+from fedkeel.features.budget.policy import Policy, PolicyError
 
 _INSTALLED = "what the app has that is installed on this node"
 

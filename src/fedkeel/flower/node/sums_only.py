@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fedkeel.config import Experiment, Flower
 from fedkeel.errors import RunError
-from fedkeel.privacy.policy import PolicyError
+from fedkeel.features.budget.feature import privacy_of
+from fedkeel.features.budget.policy import PolicyError
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
 from fedkeel.secure.participant import LEAST
 
@@ -101,7 +102,7 @@ def _check_sums(app: str, file: Path, promised: int, sent: Flower) -> None:
 
 def _check_noise(installed: Experiment, sent: Experiment) -> None:
     """Refuse settings that take away the noise that the app's own file adds to the sums."""
-    before, now = installed.privacy, sent.privacy
+    before, now = privacy_of(installed), privacy_of(sent)
     if before is None:
         return
     is_kept = (

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedkeel.config.base import Settings
+from fedkeel.base.settings import Settings
 from fedkeel.config.toml import build, parse
 from fedkeel.errors import ConfigError, FedkeelError
 from fedkeel.named_files import expanded, read_regular

@@ -9,10 +9,10 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld_of
 
 from fedkeel.errors import ConfigError
-from fedkeel.privacy import kept_noise
-from fedkeel.privacy.accountant import Account, Release, calibrated_sigma, composed_epsilon
+from fedkeel.features.budget import kept_noise
+from fedkeel.features.budget.accountant import Account, Release, calibrated_sigma, composed_epsilon
 
-ORACLES = Path(__file__).parents[1] / "oracles"
+ORACLES = Path(__file__).parents[2] / "oracles"
 POISSON = np.load(ORACLES / "dp_epsilon.npz")
 FIXED = np.load(ORACLES / "dp_epsilon_wor_a.npz")
 

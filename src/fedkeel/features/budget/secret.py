@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from fedkeel.config import Privacy
 from fedkeel.errors import ConfigError
+from fedkeel.features.budget.settings import Privacy
 from fedkeel.named_files import expanded, read_regular
 
 SHORTEST = 16

@@ -12,12 +12,13 @@ import torch
 import fedkeel as fk
 from fedkeel import tree
 from fedkeel.errors import CompositionError, ConfigError
-from fedkeel.privacy.accountant import Account, Release
+from fedkeel.features.budget.accountant import Account, Release
+from fedkeel.features.budget.feature import account_of
+from fedkeel.features.budget.noise_forecast import QUIET, NoiseForecast, noise_forecast
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report.page import write_report
 from fedkeel.report.runs import load_runs
 from fedkeel.runner.callbacks import Callback
-from fedkeel.runner.noise_forecast import QUIET, NoiseForecast, noise_forecast
 from fedkeel.runner.start import start
 from fedkeel.runner.warnings import find_warnings
 from toys import Net, of_sizes, prepared, same
@@ -57,7 +58,7 @@ def test_cohorts_are_accounted_as_what_they_are() -> None:
         "with state": prepared(stateful, privacy=BUDGET, cohort=half["uniform"]),
         "poisson, state": prepared(stateful, privacy=BUDGET, cohort=half["poisson"]),
     }
-    kinds = {name: run.budget.schedule.of_clients for name, run in runs.items()}
+    kinds = {name: account_of(run).schedule.of_clients for name, run in runs.items()}
     assert kinds == {
         "all": Release(),
         "fixed": Release(),
@@ -232,7 +233,7 @@ def test_examples_are_accounted_for_each_client() -> None:
         counts[row.clients[0]] += 1
         each = [account.epsilon(2 * counts[k], 0.01) for k, account in accounts.items()]
         assert row.epsilon == pytest.approx(max(each), rel=1e-12)
-    assert run.budget.kind == "rdp"
+    assert account_of(run).kind == "rdp"
 
 
 def test_the_page_the_table_and_the_record_show_it(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ that lets anything else of the data leave a client is refused.
 
 from __future__ import annotations
 
-from fedkeel.errors import CompositionError
+from fedkeel.config import Run
+from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.method.compose import Plan
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.roles import (
@@ -133,3 +134,26 @@ def _refused(part: Part, reason: str, unit: str) -> CompositionError:
         why=f"it {reason}, and the budget would not cover it",
         do=f"drop {part.name}, or the table [privacy]",
     )
+
+
+def check_participation(settings: Run, plan: Plan) -> None:
+    """Refuse runs in which time decides who takes part: the account counts on equal draws.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    system = settings.system
+    if system is not None and system.leaves_out:
+        raise ConfigError(
+            "A privacy budget does not go with clients that time leaves out.",
+            got="system.availability, system.enough or system.deadline_seconds",
+            why="the account counts on cohorts that are drawn from all clients alike",
+            do="drop these settings, or [privacy]",
+        )
+    if plan.policy is not None:
+        raise ConfigError(
+            f"A privacy budget does not go with {plan.policy.name}.",
+            why="who replies, and how often, depends on how fast clients are, and the account "
+            "counts on cohorts that are drawn alike",
+            do=f"drop {plan.policy.name}, or [privacy]",
+        )

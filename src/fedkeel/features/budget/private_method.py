@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fedkeel.config import Privacy, Run
+from fedkeel.config import Run
 from fedkeel.data.federation import Federation
 from fedkeel.errors import ConfigError
+from fedkeel.features.budget.budget_account import Budget, ReleaseSchedule, make_budget
+from fedkeel.features.budget.legality import check_client_level, check_example_level
+from fedkeel.features.budget.settings import Privacy
 from fedkeel.method.compose import Plan, compose
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.method.parts.dpsgd import DPSGD
-from fedkeel.privacy.budget import Budget, ReleaseSchedule, make_budget
-from fedkeel.privacy.legality import check_client_level, check_example_level
 from fedkeel.records.baselines import BASELINES
 
 NoisyPart = ClientDP | AdaptiveClientDP | DPSGD

@@ -8,13 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from fedkeel.config import Cohort, Local, Privacy
+from fedkeel.config import Cohort, Local
 from fedkeel.data import batches
 from fedkeel.data.cohort import select
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import ConfigError, counted
-from fedkeel.privacy.accountant import Account, Kind, Release
-from fedkeel.privacy.kept_noise import kept_sigma
+from fedkeel.features.budget.accountant import Account, Kind, Release
+from fedkeel.features.budget.kept_noise import kept_sigma
+from fedkeel.features.budget.settings import Privacy
 
 
 @dataclass(frozen=True)

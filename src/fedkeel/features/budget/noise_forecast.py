@@ -10,6 +10,7 @@ import numpy as np
 from fedkeel.data import batches
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import counted
+from fedkeel.features.budget.budget_account import Budget
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.tree import numel
@@ -72,7 +73,7 @@ def noise_forecast(prepared: Prepared) -> NoiseForecast | None:
     return None
 
 
-def loud_noise(prepared: Prepared) -> str:
+def loud_noise(prepared: Prepared, budget: Budget | None) -> str:
     """Return a warning where the noise of a run drowns what is learned."""
     forecast = noise_forecast(prepared)
     if forecast is None or forecast.in_all < LOUD:
@@ -80,7 +81,7 @@ def loud_noise(prepared: Prepared) -> str:
     expect = "clearly worse than without noise"
     if forecast.in_all >= DEAFENING:
         expect = "far worse than without noise, if it is better than chance at all"
-    ways = _ways_out(prepared, forecast)
+    ways = _ways_out(prepared, forecast, budget)
     return (
         f"the noise of a round is about {forecast.in_a_round:.2g} times as long as the largest "
         "update that the bound allows, and the noise of all "
@@ -90,10 +91,9 @@ def loud_noise(prepared: Prepared) -> str:
     )
 
 
-def _ways_out(prepared: Prepared, forecast: NoiseForecast) -> list[str]:
+def _ways_out(prepared: Prepared, forecast: NoiseForecast, budget: Budget | None) -> list[str]:
     """Return from how many clients, or which epsilon on, the noise costs little."""
     factor = forecast.in_all / QUIET
-    budget = prepared.budget
     if any(isinstance(part, DPSGD) for part in prepared.plan.parts):
         clients = forecast.per_round * factor**2
     else:
@@ -112,3 +112,14 @@ def _rounded(value: float) -> int:
     """Return a number of two digits that is no smaller."""
     step = 10.0 ** max(0, math.floor(math.log10(max(value, 1.0))) - 1)
     return int(math.ceil(value / step) * step)
+
+
+def noise_without_account(prepared: Prepared) -> list[str]:
+    """Return warnings about noise that looks like a promise of privacy."""
+    return [
+        f"{part.name}: no privacy is accounted for. No epsilon is computed for its noise "
+        f"(sigma = {part.sigma:g}), so do not rely on it to protect "
+        f"{'examples' if isinstance(part, DPSGD) else 'clients'}: the table [privacy] sets a budget"
+        for part in prepared.plan.parts
+        if isinstance(part, DPSGD | ClientDP | AdaptiveClientDP)
+    ]

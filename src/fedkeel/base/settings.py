@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from fedkeel.config.error_messages import readable, table_of
+from fedkeel.base.error_messages import readable, table_of
 from fedkeel.errors import ConfigError
 
 DEEPEST = 32

@@ -16,10 +16,10 @@ from flwr.common.config import parse_config_args
 
 from commands import call
 from fedkeel.errors import ConfigError, RunError
+from fedkeel.features.budget.accountant import Release, composed_epsilon
+from fedkeel.features.budget.ledger import Ledger, Spent, epsilon_of
+from fedkeel.features.budget.policy import Policy, PolicyError, read_policy
 from fedkeel.flower.local import watcher
-from fedkeel.privacy.accountant import Release, composed_epsilon
-from fedkeel.privacy.ledger import Ledger, Spent, epsilon_of
-from fedkeel.privacy.policy import Policy, PolicyError, read_policy
 from fedkeel.records.files import sealed
 
 POLICY = Policy(epsilon=5.0, delta=1e-5)

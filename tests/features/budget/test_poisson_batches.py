@@ -12,7 +12,8 @@ import torch
 import fedkeel as fk
 from fedkeel.data import batches
 from fedkeel.errors import CompositionError, ConfigError
-from fedkeel.privacy.accountant import Account, Release
+from fedkeel.features.budget.accountant import Account, Release
+from fedkeel.features.budget.feature import account_of
 from fedkeel.rng import generator, torch_seed
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
@@ -21,7 +22,7 @@ from toys import of_sizes, prepared, same
 POISSON = fk.Local(lr=0.05, steps=4, batch_size=4, sampling="poisson")
 FEW = fk.Local(lr=0.05, steps=12, batch_size=1, sampling="poisson")
 EXAMPLE = fk.Privacy(epsilon=8.0, delta=0.01, unit="example")
-ORACLE = np.load(Path(__file__).parents[1] / "oracles" / "dp_epsilon.npz")
+ORACLE = np.load(Path(__file__).parents[2] / "oracles" / "dp_epsilon.npz")
 
 
 def test_each_example_is_in_a_batch_by_itself() -> None:
@@ -92,11 +93,11 @@ def test_epsilon_is_that_of_dp_accounting_and_opacus() -> None:
     account = Account(Release("poisson", 4, 8), 1.5, "pld", 8)  # the smaller client spends more
     for row in start(run).rows:
         assert row.epsilon == pytest.approx(account.epsilon(4 * row.round, 0.01), rel=1e-12)
-    assert run.budget.kind == "pld"
+    assert account_of(run).kind == "pld"
     names = ("noise_multiplier", "sampling_rate", "steps", "delta")
     sigma, rate, steps, delta = (ORACLE[name][0].item() for name in names)
     local = fk.Local(lr=0.1, steps=int(steps), batch_size=round(rate * 10_000), sampling="poisson")
-    release = replace(run.budget.schedule, local=local).of_examples(10_000)
+    release = replace(account_of(run).schedule, local=local).of_examples(10_000)
     assert release == Release("poisson", rate * 10_000, 10_000)
     rdp = Account(release, sigma, "rdp").epsilon(int(steps), delta)
     assert rdp == pytest.approx(ORACLE["eps_rdp_opacus"][0], rel=1e-3)

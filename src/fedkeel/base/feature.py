@@ -1,0 +1,130 @@
+"""What a feature declares: its table of settings, its record, and the numbers that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata
+from typing import Any, ClassVar, Literal
+
+from fedkeel.base.settings import Settings
+from fedkeel.errors import ConfigError
+
+ENTRY_POINTS = "fedkeel.features"
+"""Group of entry points by which an installed package adds features: table = module:Declaration."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of each round that tables, the page, trackers and the terminal show.
+
+    Args:
+        key: its key in a round record, and in tables that are written as JSON.
+        heading: heading of its column.
+        unit: unit, shown with the heading.
+        description: what it is, in a sentence.
+        better: which values are better, or None where neither are.
+        of_run: the number of a run: that of its ``last`` round, or the ``sum`` over rounds.
+        progress: what a line of progress says of a round's number, such as ``"epsilon {:.3g}"``.
+        tracked: its name in trackers, such as ``"privacy/epsilon"``.
+        tile: title of its tile on the page of a single method; "" shows none.
+        chart: title of its chart over rounds; "" draws none.
+        footnote: what stands below a table that has its column, without its heading.
+    """
+
+    key: str
+    heading: str
+    unit: str
+    description: str
+    better: Literal["high", "low"] | None = None
+    of_run: Literal["last", "sum"] = "last"
+    progress: str = ""
+    tracked: str = ""
+    tile: str = ""
+    chart: str = ""
+    footnote: str = ""
+
+    def value(self, features: Mapping[str, Any]) -> float | None:
+        """Return the number in what features have written into a round record."""
+        value = features.get(self.key)
+        return float(value) if isinstance(value, int | float) else None
+
+
+class Declaration:
+    """What is known of a feature without a run: what settings, records and report need.
+
+    Class attributes:
+        feature: import path of the feature itself, ``module:Class``; it is loaded for runs only.
+        table: name of its table of settings in a file; its key in run.json.
+        settings_class: the settings in that table.
+        default: the settings where a file has no such table; None: no feature then.
+        figures: the numbers that its hooks add to round records.
+        record_class: dataclass of what run.json has under its key; None where it writes nothing.
+        example: arguments of the settings, as somebody may write them.
+    """
+
+    feature: ClassVar[str]
+    table: ClassVar[str]
+    settings_class: ClassVar[type[Settings]]
+    default: ClassVar[Settings | None] = None
+    figures: ClassVar[tuple[Figure, ...]] = ()
+    record_class: ClassVar[type | None] = None
+    example: ClassVar[str] = ""
+
+    @classmethod
+    def text(cls, record: Any) -> str:  # noqa: ANN401 - of `record_class`
+        """Return what run.json has under its key in a few words, for tables of settings."""
+        return str(record)
+
+    @classmethod
+    def tile_note(cls, record: Any) -> str:  # noqa: ANN401 - of `record_class`
+        """Return what stands below its tile, made of what run.json has under its key."""
+        return ""
+
+
+@cache
+def declarations() -> Mapping[str, type[Declaration]]:
+    """Return every feature by its table: those of this package, then those that others install.
+
+    Raises:
+        ConfigError: a feature of an installed package cannot be loaded, or takes another's table.
+    """
+    own: tuple[str, ...] = import_module("fedkeel.features").FEATURES
+    found = {kind.table: kind for kind in map(_declaration, own)}
+    for point in sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
+        kind = _declaration(point.value)
+        if found.setdefault(kind.table, kind) is not kind:
+            raise ConfigError(
+                f"Two features have the table [{kind.table}].",
+                got=f"{point.value} and {found[kind.table].__module__}",
+                do="uninstall one of their packages",
+            )
+    return found
+
+
+def figures() -> list[Figure]:
+    """Return the numbers of all features."""
+    return [figure for kind in declarations().values() for figure in kind.figures]
+
+
+def loaded(path: str) -> Any:  # noqa: ANN401 - a class
+    """Return a class by its import path, ``module:Class``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"The feature {path!r} cannot be loaded.", got=error) from error
+
+
+def _declaration(path: str) -> type[Declaration]:
+    kind = loaded(path)
+    if isinstance(kind, type) and issubclass(kind, Declaration):
+        return kind
+    raise ConfigError(
+        f"{path!r} does not declare a feature.", got=kind, expected="a subclass of Declaration"
+    )

@@ -1,0 +1,7 @@
+"""Features: what a run may do beside training. Each lies in a folder of its own.
+
+Adding one is a folder here and a line below; an installed package adds its own by an entry point.
+"""
+
+FEATURES = ("fedkeel.features.budget.declaration:PrivacyDeclaration",)
+"""Import path of the declaration of each feature, in the order in which they wrap a run."""

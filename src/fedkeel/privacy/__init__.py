@@ -1,1 +1,0 @@
-"""Differential privacy: the account of what a run spends, its budget, and what is legal in it."""

@@ -1,0 +1,73 @@
+"""A feature of a run: what it may do beside training, as a value that plugs into it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from fedkeel import config
+from fedkeel.config import ChosenWeights
+from fedkeel.engine.prepared import Draft, Prepared
+from fedkeel.runner.feature_hooks import Hooks
+
+
+class Feature:
+    """Something that a run may do beside training. Every method does nothing until overridden.
+
+    A feature is a frozen value, made from its table of settings. What it counts from round to round
+    is in its hooks.
+
+    Args:
+        settings: its table.
+    """
+
+    def __init__(self, settings: Any) -> None:  # noqa: ANN401 - of `settings_class`
+        self.settings = settings
+
+    @classmethod
+    def of(cls, settings: config.Run, table: str) -> Self | None:
+        """Return the feature as the settings of a run ask for it, None where they do not."""
+        values = getattr(settings, table)
+        return None if values is None else cls(values)
+
+    @property
+    def weights(self) -> ChosenWeights | None:
+        """How clients have to count in the mean; None where it does not matter."""
+        return None
+
+    def wrap(self, draft: Draft) -> Draft:
+        """Return the run that is being made with what this feature changes, and with the feature.
+
+        It may change the method, the clients, or the seed of what the server draws.
+
+        Raises:
+            FedkeelError: the run cannot have this feature, with the reason.
+        """
+        return draft.with_feature(self)
+
+    def check(self, prepared: Prepared) -> None:
+        """Refuse a run that cannot have this feature, once everything else of it is known.
+
+        Raises:
+            FedkeelError: with the reason.
+        """
+
+    def identity(self, values: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what the key of the run is to have of this feature; None for nothing.
+
+        Args:
+            values: its table of settings.
+        """
+        return values
+
+    @classmethod
+    def warnings(cls, prepared: Prepared) -> list[str]:
+        """Return what a user should know before a run, also before one without this feature."""
+        return []
+
+    def record(self, prepared: Prepared) -> Any:  # noqa: ANN401 - of `record_class`
+        """Return what run.json has under this feature's table; None for nothing."""
+        return None
+
+    def hooks(self, prepared: Prepared) -> Hooks | None:
+        """Return what follows the rounds of a run; None for nothing."""
+        return None

@@ -1,0 +1,29 @@
+"""The features of a run, in the order in which they wrap it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from fedkeel import config
+from fedkeel.base.feature import declarations, loaded
+from fedkeel.engine.prepared import Prepared
+from fedkeel.runner.feature import Feature
+
+
+@cache
+def feature_kinds() -> Mapping[str, type[Feature]]:
+    """Return every feature that there is, by its table."""
+    return {table: loaded(declared.feature) for table, declared in declarations().items()}
+
+
+def features_asked_for(settings: config.Run) -> list[Feature]:
+    """Return the features that settings ask for."""
+    asked = (kind.of(settings, table) for table, kind in feature_kinds().items())
+    return [feature for feature in asked if feature is not None]
+
+
+def features_of(prepared: Prepared) -> dict[str, Feature]:
+    """Return the features of a run, by their table."""
+    found = {table: prepared.feature(kind) for table, kind in feature_kinds().items()}
+    return {table: feature for table, feature in found.items() if feature is not None}
