@@ -26,6 +26,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 import fedkeel
+from fedkeel.base.feature import declarations
 from fedkeel.base.settings import Settings
 from fedkeel.cli import app
 from fedkeel.config.local import Local
@@ -734,7 +735,24 @@ def folder() -> str:
         for name, meaning in said.args.items():
             out.append(_row([f"`{name}`", _type(hints[name], "object"), meaning]))
         out.append("")
-    return "\n".join(out)
+    return "\n".join([*out, *_features()])
+
+
+def _features() -> list[str]:
+    """Return what features write into run.json and into a row."""
+    out = [
+        "## What features add",
+        "",
+        "A run that uses a feature has these keys beside the others.",
+    ]
+    for table, kind in declarations().items():
+        out += ["", f"### `{table}`", "", _row(["key", "where", "meaning"]), _row(["---"] * 3)]
+        for figure in kind.figures:
+            out.append(_row([f"`{figure.key}`", "`rounds.jsonl`", figure.description]))
+        if kind.record_class is not None:
+            for name, meaning in Said.by(kind.record_class).args.items():
+                out.append(_row([f"`{table}.{name}`", "`run.json`", meaning]))
+    return [*out, ""]
 
 
 def _block(text: str) -> tuple[str, str]:

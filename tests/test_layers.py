@@ -359,3 +359,16 @@ def test_the_path_of_a_round_is_short() -> None:
     assert sum(lines) <= 1700
     page = (SOURCE.parents[1] / "docs" / "concepts" / "round.md").read_text("utf-8")
     assert all(f"`{file}`" in page for file in PATH_OF_A_ROUND)
+
+
+def test_the_core_names_no_feature() -> None:
+    """Features are found in a list: what makes, follows, records and shows a run knows none."""
+    rooms = ("config", "engine", "method", "records", "report", "runner", "task", "track")
+    for room_name in rooms:
+        assert "fedkeel.features" not in {
+            ".".join(name.split(".")[:2]) for name in imports_of(room_name)
+        }
+    used = {"config.Privacy", "privacy_of", "account_of", "PrivacyBudget"}
+    for room_name in ("config", "records", "report", "runner", "track"):
+        for file in (SOURCE / room_name).rglob("*.py"):
+            assert not {word for word in used if word in file.read_text("utf-8")}, file

@@ -51,6 +51,21 @@ class Figure:
         return float(value) if isinstance(value, int | float) else None
 
 
+@dataclass(frozen=True)
+class Option:
+    """An option of the commands that read an experiment; it sets one setting.
+
+    Args:
+        flag: as it is typed, such as ``"--epsilon"``.
+        setting: the setting, such as ``"privacy.epsilon"``.
+        help: what it does, in a sentence.
+    """
+
+    flag: str
+    setting: str
+    help: str
+
+
 class Declaration:
     """What is known of a feature without a run: what settings, records and report need.
 
@@ -60,7 +75,9 @@ class Declaration:
         settings_class: the settings in that table.
         default: the settings where a file has no such table; None: no feature then.
         figures: the numbers that its hooks add to round records.
+        options: of the commands that read an experiment.
         record_class: dataclass of what run.json has under its key; None where it writes nothing.
+        meaning: what its table is for, in a sentence.
         example: arguments of the settings, as somebody may write them.
     """
 
@@ -69,7 +86,9 @@ class Declaration:
     settings_class: ClassVar[type[Settings]]
     default: ClassVar[Settings | None] = None
     figures: ClassVar[tuple[Figure, ...]] = ()
+    options: ClassVar[tuple[Option, ...]] = ()
     record_class: ClassVar[type | None] = None
+    meaning: ClassVar[str] = ""
     example: ClassVar[str] = ""
 
     @classmethod

@@ -116,6 +116,9 @@ class Command(TyperCommand):
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Read the words of the command, without dropping any that are given twice."""
         words, known = list(args), {name for param in self.params for name in param.opts}
+        for option in self._of_features():
+            values, words = values_of(option.flag, words)
+            words += [f"--set={option.setting}={value}" for value in values]
         for option in known.intersection(COMMA_LISTS):
             values, others = values_of(option, words)
             if len(values) > 1:
@@ -138,6 +141,25 @@ class Command(TyperCommand):
             paths = [str(expanded(path)) for path in (value if several else [value])]
             ctx.params[str(param.name)] = paths if several else paths[0]
         return super().invoke(ctx)
+
+    def _of_features(self) -> list[Any]:
+        """Return the options of features, where this is a command that reads an experiment."""
+        from fedkeel.base.feature import declarations
+
+        if not any("--set" in param.opts for param in self.params):
+            return []
+        return [option for kind in declarations().values() for option in kind.options]
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
+        """Return the options that help shows, those of features among them."""
+        made = [
+            TyperOption(
+                param_decls=[option.flag], metavar="VALUE", help=option.help, expose_value=False
+            )
+            for option in self._of_features()
+        ]
+        *own, help_option = super().get_params(ctx)
+        return [*own, *made, help_option]
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
         """Return the help text."""

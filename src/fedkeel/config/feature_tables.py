@@ -25,5 +25,6 @@ def with_tables(base: type[_S], name: str, module: str) -> type[_S]:
         values = kind.settings_class
         tables[kind.table] = (values if kind.default else values | None, kind.default)
     made = create_model(name, __base__=base, __module__=module, **tables)
-    made.__doc__ = base.__doc__
+    lines = [f"        {table}: {kind.meaning}\n" for table, kind in declarations().items()]
+    made.__doc__ = f"{(base.__doc__ or '').rstrip()}\n{''.join(lines)}    "
     return made

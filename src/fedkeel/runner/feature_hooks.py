@@ -21,6 +21,10 @@ class Hooks(Callback):
         """Return the record of a new round with what the feature adds, before it is evaluated."""
         return row
 
+    def timed(self, row: RoundRecord) -> RoundRecord:
+        """Return the record of a new round with what depends on its seconds, before it is kept."""
+        return row
+
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint has to hold, by names that no other feature uses."""
         return {}
@@ -38,4 +42,11 @@ def recorded(hooks: Sequence[Hooks], row: RoundRecord) -> RoundRecord:
     """Return the record of a new round with what all features add."""
     for each in hooks:
         row = each.recorded(row)
+    return row
+
+
+def timed(hooks: Sequence[Hooks], row: RoundRecord) -> RoundRecord:
+    """Return the record of a new round with what all features add once its seconds are known."""
+    for each in hooks:
+        row = each.timed(row)
     return row

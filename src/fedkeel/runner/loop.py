@@ -38,7 +38,7 @@ from fedkeel.runner.evaluate import (
     with_personal_scores,
     with_test_scores,
 )
-from fedkeel.runner.feature_hooks import recorded
+from fedkeel.runner.feature_hooks import recorded, timed
 from fedkeel.runner.features import features_of
 from fedkeel.runner.finish import ended, finish, server_on_processor
 from fedkeel.runner.result import Result
@@ -155,7 +155,7 @@ class Run:
             row = RoundRecord(0, virtual_seconds=self._training.start_seconds)
             row = self._with_test_scores(recorded(self._hooks, row), engine)
             self._clock.lap("evaluation")
-            self._add(replace(row, seconds=self._clock.restart()))
+            self._add(timed(self._hooks, replace(row, seconds=self._clock.restart())))
         for row in self._rows:
             self._stop_reason = self._callbacks.stop_reason(row)
         self._callbacks.on_run_begin(RunInfo(self._record, self._server.round))
@@ -216,7 +216,7 @@ class Run:
         self._clock.lap("evaluation")
         seconds = self._clock.restart()
         training = shares("train", seconds.pop("train"), trained.seconds)
-        row = replace(row, seconds={**seconds, **training})
+        row = timed(self._hooks, replace(row, seconds={**seconds, **training}))
         self._add(row)
         self._is_recorded = True
         model = self._model()

@@ -13,6 +13,7 @@ class PrivacyDeclaration(Declaration):
     feature = "fedkeel.features.budget.feature:PrivacyBudget"
     table = "privacy"
     settings_class = Privacy
+    meaning = "the budget of differential privacy; None runs without."
     record_class = PrivacyRecord
     example = "epsilon=8.0, delta=1e-5"
     figures = (
