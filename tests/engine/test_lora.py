@@ -12,14 +12,12 @@ from torch import nn
 
 import fedkeel as fk
 
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-
 TOKENS, LENGTH, CLASSES, RANK, WIDTH, LAYERS = 30, 8, 3, 2, 16, 2
 
 
 def adapted() -> nn.Module:
     """BERT for sequences, frozen but for LoRA in its attention and the classifier."""
+    transformers, peft = (pytest.importorskip(name) for name in ("transformers", "peft"))
     config = transformers.BertConfig(
         vocab_size=TOKENS,
         hidden_size=WIDTH,

@@ -6,14 +6,15 @@ from functools import cache
 
 import pytest
 
+from each import each
 from fedkeel import config
 from fedkeel.config import build
-from fedkeel.reproduce.catalogue import load, names
+from fedkeel.reproduce.catalogue import names
 from fedkeel.reproduce.measure import metric_value
 from fedkeel.reproduce.table import CellMetric
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
-from reproduce.test_tables import stand_in
+from reproduce.test_tables import stand_in, table_of
 
 SLOW = ("fisher", "global_forgetting")
 """Kinds that take gradients of each example, or are shown of a deep network alone."""
@@ -23,7 +24,7 @@ SLOW = ("fisher", "global_forgetting")
 def diagnosed() -> dict[str, tuple[config.Experiment, list[CellMetric]]]:
     """A cell and its metrics for each kind of diagnostics, of the first table that has it."""
     found: dict[str, tuple[config.Experiment, list[CellMetric]]] = {}
-    for table in map(load, names()):
+    for table in map(table_of, names()):
         for row, column in table.cells() if table.base else ():
             metric = table.metric_of(column)
             if metric.diagnostic is None:
@@ -34,11 +35,11 @@ def diagnosed() -> dict[str, tuple[config.Experiment, list[CellMetric]]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "key",
-    [pytest.param(key, marks=pytest.mark.slow) if key in SLOW else key for key in diagnosed()],
-)
-def test_what_a_table_shows_is_measured(key: str) -> None:
+@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
+@each("key", diagnosed)
+def test_what_a_table_shows_is_measured(key: str, slow: bool) -> None:
+    if slow != (key in SLOW):
+        return
     cell, metrics = diagnosed()[key]
     values = cell.model_dump(include=set(config.Run.model_fields), exclude_none=True)
     values |= {"rounds": 2, "cohort": {"clients": 2}, "engine": {"kind": "sequential"}}
