@@ -4,12 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from each import each
 from fedkeel.config import Partition
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition import recipes as p
 from fedkeel.data.partition.common import draw_sizes, shares
+from fedkeel.data.partition.dirichlet import dirichlet, dirichlet_gradma, dirichlet_prior
 from fedkeel.errors import DataError
 
 LABELS = np.random.default_rng(7).integers(0, 10, 1000)
@@ -29,6 +32,40 @@ def disjoint(lists, n):
 
 def same(a, b):
     return len(a) == len(b) and all(np.array_equal(i, j) for i, j in zip(a, b, strict=True))
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=80).map(np.array),
+    clients=st.integers(1, 12),
+    kind=st.sampled_from(["iid", "classes", "dirichlet", "dirichlet_gradma", "dirichlet_prior"]),
+    sizes=st.sampled_from(["equal", "power", "given"]),
+    more=st.tuples(st.integers(1, 5), st.floats(0.05, 100.0), st.floats(0.0, 5.0)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_row_goes_to_one_client_and_none_is_lost(labels, clients, kind, sizes, more, seed):
+    """But by numbers of a smaller sum, and by the floors of FedProx's power law."""
+    n, (k, alpha, sigma) = len(labels), more
+    if sizes == "given":
+        sizes = [max(1, n // clients - i % 2) for i in range(clients)]
+    makers = {
+        "iid": lambda: p.iid(n, clients, seed, sizes, sigma),
+        "classes": lambda: p.classes(labels, clients, k, sizes, sigma, seed),
+        "dirichlet": lambda: dirichlet(labels, clients, alpha, 1, seed, attempts=20),
+        "dirichlet_gradma": lambda: dirichlet_gradma(labels, clients, alpha, seed),
+        "dirichlet_prior": lambda: dirichlet_prior(labels, clients, alpha, sizes, sigma, seed),
+    }
+    try:
+        lists = makers[kind]()
+    except DataError:
+        assert clients > 1 or k > len(set(labels.tolist())) or n < 2  # one client takes any data
+        return
+    assert len(lists) == clients
+    assigned = disjoint(lists, n)
+    if isinstance(sizes, list) and kind in ("iid", "dirichlet_prior"):
+        assert [len(rows) for rows in lists] == sizes
+    elif kind != "classes" or sizes == "equal":
+        assert assigned == n
+    assert same(lists, makers[kind]())
 
 
 def test_equal_sizes_differ_by_at_most_one():
