@@ -78,8 +78,11 @@ def kill_all() -> None:
 # --- replaced -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "gradma"])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param("fedavg", marks=pytest.mark.slow), "scaffold", "gradma"],
+)
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_worker_killed_in_mid_round_leaves_no_trace(
     tmp_path: Path, method: str, workers: int
 ) -> None:
@@ -113,7 +116,7 @@ def vectorized(method: str, parallel_clients: int, workers: int) -> Prepared:
 @pytest.mark.parametrize(
     ("method", "parallel_clients"),
     [
-        ("fedavg", 1),
+        pytest.param("fedavg", 1, marks=pytest.mark.slow),
         ("scaffold", 4),
         pytest.param("fedavg", 4, marks=pytest.mark.slow),
         pytest.param("fedgc", 4, marks=pytest.mark.slow),
@@ -297,7 +300,7 @@ def work_for_ever(ready: Prepared, how: str, busy: Path) -> None:
             engine.train(message, EVERYONE, lambda _: busy.touch())
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_no_worker_outlives_a_killed_parent(tmp_path: Path, how: str) -> None:
     """The parent is killed in the middle of a round and can tidy nothing up."""
     ready, busy = prepared(model=partial(Slow, 0.1), per_round=6), tmp_path / "busy"

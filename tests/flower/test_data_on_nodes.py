@@ -188,7 +188,9 @@ def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("what", ["test_examples", "train_examples"])
+@pytest.mark.parametrize(
+    "what", ["test_examples", pytest.param("train_examples", marks=pytest.mark.slow)]
+)
 def test_no_work_grows_with_what_a_node_claims(tmp_path: Path, what: str) -> None:
     """Each evaluation took minutes and more than ten gigabytes."""
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]

@@ -70,7 +70,10 @@ COHORTS = [0, 2, 4, 2, 1, 0, 3, 2, 1, 6]
 """Two of six clients are expected; all six come after each of them has a row."""
 
 
-@pytest.mark.parametrize("method", ["mifa", "fedau", "fedvarp", "fedawa"])
+@pytest.mark.parametrize(
+    "method",
+    ["mifa", "fedvarp", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedau", "fedawa"))],
+)
 def test_more_clients_than_expected_come_or_nobody(method: str) -> None:
     """The table had room for the expected number of new rows, and the run ended there."""
     kinds = [("sequential", "memory"), ("sequential", "disk"), ("vectorized", "memory")]

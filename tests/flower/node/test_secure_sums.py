@@ -151,7 +151,7 @@ def test_an_app_without_sums_is_held_to_those_of_a_run(
         ("privacy.epsilon=3.0", True),
         ("privacy.delta=0.1", True),
         ("privacy.epsilon=1.0", False),
-        ("rounds=3", False),
+        pytest.param("rounds=3", False, marks=pytest.mark.slow),
     ],
 )
 def test_settings_do_not_take_away_the_noise_of_the_file(

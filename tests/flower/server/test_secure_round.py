@@ -89,8 +89,9 @@ def difference(a: Result, b: Result, start: Prepared) -> float:
     ("method", "drops"),
     [
         ("fedavg", {}),
-        ("fedavg", {0: "train.shares", 3: "train.masked"}),
-        ("scaffold", {1: "train.masked"}),
+        ("scaffold", {0: "train.shares", 3: "train.masked"}),
+        pytest.param("fedavg", {0: "train.shares"}, marks=pytest.mark.slow),
+        pytest.param("scaffold", {1: "train.masked"}, marks=pytest.mark.slow),
         pytest.param("scaffold", {2: "train.keys", 4: "train.unmask"}, marks=pytest.mark.slow),
         pytest.param("fedexp", {1: "train.masked", 2: "train.masked"}, marks=pytest.mark.slow),
     ],
