@@ -82,4 +82,4 @@ class MeanDrift(GradientTransform, ClientState, Upload, Broadcast, ServerState):
     def next_server(self, outcome: Outcome) -> State:
         """Return the mean of the cohort's directions, which come with a leading axis K."""
         uploads = tree.leaves(outcome.cohort.uploads, "direction")
-        return {"direction": {name: rows.mean(dim=0) for name, rows in uploads.items()}}
+        return {"direction": tree.map(lambda rows: rows.mean(dim=0), uploads)}

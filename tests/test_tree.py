@@ -28,6 +28,10 @@ def values(found: dict) -> dict:
         (tree.sub(A, B), [[-9.0, -8.0], [-7.0, -6.0]], [4.5], 7.0),
         (tree.scale(A, 2.0), [[2.0, 4.0], [6.0, 8.0]], [10.0], 12.0),
         (tree.scale(A, torch.tensor(0.5)), [[0.5, 1.0], [1.5, 2.0]], [2.5], 3.0),
+        (tree.map(lambda a, b: 2.0 * a - b, A, B), [[-8.0, -6.0], [-4.0, -2.0]], [9.5], 13.0),
+        (tree.map(torch.neg, A), [[-1.0, -2.0], [-3.0, -4.0]], [-5.0], -6.0),
+        (tree.full_like(A, 7.0), [[7.0, 7.0], [7.0, 7.0]], [7.0], 7.0),
+        (tree.pick(B, A), [[10.0, 10.0], [10.0, 10.0]], [0.5], -1.0),
         (tree.blend(A, B, 0.25), [[7.75, 8.0], [8.25, 8.5]], [1.625], 0.75),
         (tree.zeros_like(A), [[0.0, 0.0], [0.0, 0.0]], [0.0], 0.0),
         (tree.clone(A), A["w"].tolist(), [5.0], 6.0),
@@ -100,6 +104,31 @@ def test_taking_what_a_state_holds() -> None:
     for name in ("a", "none"):
         with pytest.raises(TypeError, match="holds no tensor"):
             tree.leaf(STATE, name)
+
+
+def test_sums_over_rows_leave_the_other_axes() -> None:
+    rows = {"w": torch.arange(12.0).reshape(3, 2, 2), "n": torch.tensor([1.0, 2.0, 4.0])}
+    found = tree.sum_rows(rows)
+    assert found["w"].tolist() == [[12.0, 15.0], [18.0, 21.0]]
+    assert float(found["n"]) == 7.0
+
+
+def test_lengths() -> None:
+    assert float(tree.norm({"w": torch.tensor([[2.0, 3.0]]), "b": torch.tensor(6.0)})) == 7.0
+    a = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}
+    assert float(tree.factor_to(2.5, a)) == 0.5
+    assert float(tree.factor_to(2.5, tree.zeros_like(a))) == 0.0
+    assert tree.clip(a, 2.5)["w"].tolist() == [1.5, 0.0]
+    assert tree.clip(a, torch.tensor(2.5))["b"].item() == 2.0
+    for bound in (5.0, 9.0):
+        assert all(torch.equal(v, a[k]) for k, v in tree.clip(a, bound).items())
+    zeros = tree.clip(tree.zeros_like(a), 1.0)
+    assert all(torch.equal(v, torch.zeros_like(v)) for v in zeros.values())
+
+
+def test_a_map_asks_for_every_name_of_the_first_tree() -> None:
+    with pytest.raises(KeyError, match="s"):
+        tree.map(torch.add, A, {"w": A["w"], "b": A["b"]})
 
 
 def test_sizes() -> None:

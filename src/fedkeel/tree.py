@@ -6,8 +6,9 @@ keeps or sends. Nothing here mutates its arguments unless its name says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,11 +17,21 @@ from torch import Tensor
 Tree = dict[str, Tensor]
 """Parameter name -> tensor, in the module's own order."""
 
-State = dict[str, "Tensor | State"]
-"""Named tensors, possibly nested: they can be stacked, masked, saved, sent and counted."""
+State = dict[str, Tensor | dict[str, Any]]
+"""Named tensors, and states in turn: they can be stacked, masked, saved, sent and counted."""
 
 Groups = Literal["tensor", "layer", "model"]
 """What a projection treats as one vector: each tensor, each module's tensors, or the model."""
+
+
+def map(f: Callable[..., Tensor], a: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> Tree:
+    """Return f(a, *others) for each name of `a`, in its order.
+
+    >>> map(lambda x, y: 2 * x - y, {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])})
+    {'w': tensor([5.])}
+    """
+    rest = [[other[k] for k in a] for other in others]
+    return dict(zip(a, builtins.map(f, a.values(), *rest), strict=True))
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float | Tensor = 1.0) -> Tree:
@@ -51,9 +62,24 @@ def blend(a: Mapping[str, Tensor], b: Mapping[str, Tensor], share: float) -> Tre
     return {k: share * v + (1.0 - share) * b[k] for k, v in a.items()}
 
 
+def sum_rows(rows: Mapping[str, Tensor]) -> Tree:
+    """Return the sums over the leading axis."""
+    return {k: v.sum(dim=0) for k, v in rows.items()}
+
+
+def pick(a: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
+    """Return the tensors of these names, in their order."""
+    return {k: a[k] for k in names}
+
+
 def zeros_like(a: Mapping[str, Tensor]) -> Tree:
     """Return zeros of the same names, shapes and types."""
     return {k: torch.zeros_like(v) for k, v in a.items()}
+
+
+def full_like(a: Mapping[str, Tensor], value: float) -> Tree:
+    """Return a value in the same names, shapes and types."""
+    return {k: torch.full_like(v, value) for k, v in a.items()}
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -79,6 +105,30 @@ def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     tensor(11.)
     """
     return torch.stack([torch.dot(v.reshape(-1), b[k].reshape(-1)) for k, v in a.items()]).sum()
+
+
+def norm(a: Mapping[str, Tensor]) -> Tensor:
+    """Return the length over all tensors, as a 0-d tensor.
+
+    >>> norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])})
+    tensor(5.)
+    """
+    return dot(a, a).sqrt()
+
+
+def factor_to(length: float, a: Mapping[str, Tensor]) -> Tensor:
+    """Return the factor that brings `a` to a length, 0 where `a` is zero."""
+    size = norm(a)
+    return torch.where(size > 0.0, length / size, torch.zeros_like(size))
+
+
+def clip(a: Mapping[str, Tensor], bound: float | Tensor) -> Tree:
+    """Return `a`, shortened to the length `bound` where it is longer.
+
+    >>> clip({"w": torch.tensor([3.0, 4.0])}, 1.0)
+    {'w': tensor([0.6000, 0.8000])}
+    """
+    return scale(a, (bound / norm(a)).clamp(max=1.0))
 
 
 def where(mask: Tensor, a: State, b: State) -> State:

@@ -130,12 +130,12 @@ def update_scores(
 
     A gradient that an example is a term of points along the example's own, more than others do.
     """
-    length = tree.dot(gradient, gradient).sqrt()
+    length = tree.norm(gradient)
     scores = []
     for place in range(len(y)):
         batch = Batch(x[place : place + 1], y[place : place + 1])
         _, alone = network.value_and_grad(params, network.copy_buffers(buffers), batch, "eager")
-        size = (tree.dot(alone, alone).sqrt() * length).clamp(min=1e-30)
+        size = (tree.norm(alone) * length).clamp(min=1e-30)
         scores.append(float(tree.dot(alone, gradient) / size))
     return np.array(scores)
 

@@ -45,6 +45,14 @@ def decayed(grads: Tree, params: Tree, decay: float, no_decay: frozenset[str]) -
     }
 
 
+def moments(m: Tree, v: Tree, grads: Tree, betas: tuple[float, float]) -> tuple[Tree, Tree]:
+    """Return Adam's moments after a step: beta m + (1 - beta) g, and the same of g^2 for v."""
+    beta1, beta2 = betas
+    m = tree.map(lambda g, m: torch.lerp(m, g, 1.0 - beta1), grads, m)
+    v = tree.map(lambda g, v: torch.mul(v, beta2).addcmul(g, g, value=1.0 - beta2), grads, v)
+    return m, v
+
+
 @dataclass(frozen=True)
 class LocalSGD(LocalOptimiser):
     r"""Stochastic gradient descent, in the conventions of torch.optim.SGD.
@@ -76,7 +84,7 @@ class LocalSGD(LocalOptimiser):
         """Return the state before the first step."""
         if self.momentum == 0.0:
             return {}
-        return {"momentum": dict(tree.zeros_like(params))}
+        return {"momentum": tree.zeros_like(params)}
 
     def step(
         self, params: Tree, grads: Tree, state: State, lr: float | Tensor
@@ -85,11 +93,9 @@ class LocalSGD(LocalOptimiser):
         grads = decayed(grads, params, self.weight_decay, self.no_decay)
         if self.momentum != 0.0:
             m = tensors(substate(state, "momentum"))
-            m = {k: torch.add(g, m[k], alpha=self.momentum) for k, g in grads.items()}
-            state = {"momentum": dict(m)}
-            if self.nesterov:
-                m = {k: torch.add(g, m[k], alpha=self.momentum) for k, g in grads.items()}
-            grads = m
+            m = tree.add(grads, m, self.momentum)
+            state = {"momentum": m}
+            grads = tree.add(grads, m, self.momentum) if self.nesterov else m
         return descend(params, grads, lr), state
 
 
@@ -127,8 +133,7 @@ class LocalAdam(LocalOptimiser):
     def init(self, params: Tree) -> State:
         """Return the state before the first step: m, v and the number of steps."""
         count = next(iter(params.values())).new_zeros((), dtype=torch.float64)
-        zeros = tree.zeros_like(params)
-        return {"m": dict(zeros), "v": dict(tree.zeros_like(params)), "steps": count}
+        return {"m": tree.zeros_like(params), "v": tree.zeros_like(params), "steps": count}
 
     def step(
         self, params: Tree, grads: Tree, state: State, lr: float | Tensor
@@ -137,18 +142,15 @@ class LocalAdam(LocalOptimiser):
         (beta1, beta2), steps = self.betas, leaf(state, "steps") + 1.0
         if not self.decoupled:
             grads = decayed(grads, params, self.weight_decay, self.no_decay)
-        m, v = leaves(state, "m"), leaves(state, "v")
-        m = {k: torch.lerp(m[k], g, 1.0 - beta1) for k, g in grads.items()}
-        v = {k: torch.mul(v[k], beta2).addcmul(g, g, value=1.0 - beta2) for k, g in grads.items()}
+        m, v = moments(leaves(state, "m"), leaves(state, "v"), grads, self.betas)
         # in float64 as in torch, whatever the type of the parameters
-        correction1, correction2 = 1.0 - beta1**steps, (1.0 - beta2**steps).sqrt()
-        direction = {
-            k: m[k] / correction1.to(g.dtype) / (v[k].sqrt() / correction2.to(g.dtype) + self.eps)
-            for k, g in grads.items()
-        }
+        first, second = 1.0 - beta1**steps, (1.0 - beta2**steps).sqrt()
+        direction = tree.map(
+            lambda m, v: m / first.to(m.dtype) / (v.sqrt() / second.to(v.dtype) + self.eps), m, v
+        )
         if self.decoupled:
             direction = decayed(direction, params, self.weight_decay, self.no_decay)
-        return descend(params, direction, lr), {"m": dict(m), "v": dict(v), "steps": steps}
+        return descend(params, direction, lr), {"m": m, "v": v, "steps": steps}
 
 
 OPTIMISERS: Mapping[str, type[LocalSGD | LocalAdam]] = {

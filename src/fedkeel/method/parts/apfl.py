@@ -71,9 +71,9 @@ class APFL(LocalModel):
     ) -> Tree:
         """Return v and alpha after a step."""
         grads = step.task_grad(self._mixture(model, params), step.batch)
-        difference = {k: model[k] - p for k, p in params.items()}
+        difference = tree.map(lambda p, v: v - p, params, model)
         alpha = model[ALPHA]
-        by_v = {k: alpha * g for k, g in grads.items()}
+        by_v = tree.map(lambda g: alpha * g, grads)
         after = descend({**by_v, ALPHA: tree.dot(difference, grads)})
         return {**after, ALPHA: after[ALPHA].clamp(0.0, 1.0) if self.adaptive else alpha}
 
@@ -83,4 +83,4 @@ class APFL(LocalModel):
 
     def _mixture(self, model: Tree, params: Tree) -> Tree:
         alpha = model[ALPHA]
-        return {k: alpha * model[k] + (1.0 - alpha) * p for k, p in params.items()}
+        return tree.map(lambda w, v: alpha * v + (1.0 - alpha) * w, params, model)

@@ -60,12 +60,12 @@ class CentredClipping(Reduction, ServerState):
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return an aggregate of 0."""
-        return {"center": dict(tree.zeros_like(params))}
+        return {"center": tree.zeros_like(params)}
 
     def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the aggregate."""
         center, names = tree.leaves(cohort.state, "center"), list(cohort.names)
-        single = {name: tensor[None] for name, tensor in center.items()}
+        single = tree.map(lambda t: t[None], center)
         to_center = updates.inner_products(center, names)[:, None]
         square = inner(single, single, names)
         gram = np.block([[updates.gram(names), to_center], [to_center.T, square]])
@@ -77,4 +77,4 @@ class CentredClipping(Reduction, ServerState):
 
     def next_server(self, outcome: Outcome) -> State:
         """Return the aggregate of this round, made once more of the same updates."""
-        return {"center": dict(self.reduce(outcome.updates, outcome.cohort))}
+        return {"center": self.reduce(outcome.updates, outcome.cohort)}

@@ -54,5 +54,4 @@ class Clip(GradientTransform):
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the gradient, shortened where it is too long."""
-        length = tree.dot(grads, grads).sqrt()
-        return tree.scale(grads, (self.norm / length).clamp(max=1.0))
+        return tree.clip(grads, self.norm)

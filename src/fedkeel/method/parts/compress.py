@@ -77,14 +77,14 @@ class TopK(Codec, ClientState):
 
     def init_client(self, start: Tree) -> State:
         """Return e = 0."""
-        return {"e": dict(tree.zeros_like(start))}
+        return {"e": tree.zeros_like(start)}
 
     def next_client(self, round: Round) -> State:
         """Return what was not sent."""
         if not self.feedback:
-            return {"e": dict(tree.leaves(round.client_state, "e"))}
+            return {"e": tree.leaves(round.client_state, "e")}
         full = self._with_memory(round.update, round)
-        return {"e": dict(tree.sub(full, self.decode(self.encode(round.update, round), full)))}
+        return {"e": tree.sub(full, self.decode(self.encode(round.update, round), full))}
 
     def _with_memory(self, update: Tree, round: Round) -> Tree:
         return tree.add(update, tree.leaves(round.client_state, "e"))
@@ -121,14 +121,14 @@ class Quantise(Codec):
 
     def encode(self, update: Tree, round: Round) -> State:
         """Return whole numbers, and the step of each tensor."""
-        steps = {k: v.abs().amax() / LEVELS for k, v in update.items()}
-        levels = {k: _rounded(v, steps[k]).to(torch.int8) for k, v in update.items()}
-        return {"q": dict(levels), "step": dict(steps)}
+        steps = tree.map(lambda v: v.abs().amax() / LEVELS, update)
+        levels = tree.map(lambda v, step: _rounded(v, step).to(torch.int8), update, steps)
+        return {"q": levels, "step": steps}
 
     def decode(self, sent: State, like: Tree) -> Tree:
         """Return whole numbers times steps."""
         levels, steps = tree.leaves(sent, "q"), tree.leaves(sent, "step")
-        return {k: levels[k].to(v.dtype) * steps[k] for k, v in like.items()}
+        return tree.map(lambda v, q, step: q.to(v.dtype) * step, like, levels, steps)
 
 
 def _rounded(v: Tensor, step: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedkeel import tree
 from fedkeel.method.context import Step
 from fedkeel.method.part import param
 from fedkeel.method.roles import LocalModel
@@ -59,7 +60,8 @@ class Ditto(LocalModel):
     ) -> Tree:
         """Return v after a step."""
         grads = step.task_grad(model, step.batch)
-        return descend({k: g + self.lam * (model[k] - step.start[k]) for k, g in grads.items()})
+        start, lam = step.start, self.lam
+        return descend(tree.map(lambda g, v, w: g + lam * (v - w), grads, model, start))
 
     def personal_model(self, model: Tree, params: Tree) -> Tree:
         """Return v."""

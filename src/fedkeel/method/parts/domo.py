@@ -61,7 +61,7 @@ class DOMO(Dispatch, ServerOptimiser):
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return m = 0."""
-        return {"m": dict(tree.zeros_like(params))}
+        return {"m": tree.zeros_like(params)}
 
     def dispatch(self, params: Tree, state: State, lr: float) -> Tree:
         """Return the model, ahead by mu eta m."""
@@ -72,4 +72,4 @@ class DOMO(Dispatch, ServerOptimiser):
     ) -> tuple[Tree, State]:
         """Return the model after a step along m, and m."""
         m = tree.add(tree.scale(update, 1.0 / cohort.lr), tree.leaves(cohort.state, "m"), self.beta)
-        return tree.add(params, m, self.lr * cohort.lr), {"m": dict(m)}
+        return tree.add(params, m, self.lr * cohort.lr), {"m": m}

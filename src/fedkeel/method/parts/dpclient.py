@@ -33,7 +33,7 @@ keeps shortened ones from having the bound's very length."""
 
 def clipped(update: Tree, bound: Tensor | float) -> Tree:
     """Return an update that is no longer than a bound, over the whole model."""
-    length = tree.dot(update, update).sqrt()
+    length = tree.norm(update)
     bound = torch.as_tensor(bound, dtype=length.dtype, device=length.device)
     return tree.scale(update, (bound / length).clamp(max=1.0))
 
@@ -48,7 +48,7 @@ def noisy_mean(updates: Span, cohort: RoundCohort, deviation: float) -> Tree:
         deviation: standard deviation of the noise on the sum.
     """
     if isinstance(updates, Sums):
-        total = {name: rows.sum(dim=0) for name, rows in updates.rows.items()}
+        total = tree.sum_rows(updates.rows)
     else:
         total = updates.sum(np.ones(len(updates)))
     random, count = cohort.rng(), cohort.population.per_round
@@ -179,7 +179,7 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
 
     def upload(self, round: Round) -> State:
         """Return 1/2 where the update was not shortened, else -1/2."""
-        length = tree.dot(round.update, round.update).sqrt()
+        length = tree.norm(round.update)
         bound = tree.leaf(round.broadcast, "norm").to(length.dtype)
         return {"short": (length < (1.0 - AT_BOUND) * bound).to(length.dtype) - 0.5}
 

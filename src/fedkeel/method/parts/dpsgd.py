@@ -80,9 +80,9 @@ class DPSGD(GradientRule):
         count = real.sum() if step.batch.expected is None else step.batch.expected
         if self.clipped == "example":
             real = real * self._factor(lengths)
-        grads = {k: torch.einsum("b,b...->...", real, g) / count for k, g in examples.items()}
+        grads = tree.map(lambda g: torch.einsum("b,b...->...", real, g) / count, examples)
         if self.clipped == "batch":
-            grads = tree.scale(grads, self._factor(tree.dot(grads, grads).sqrt()))
+            grads = tree.clip(grads, self.norm)
         size = self.sigma * self.norm / (count if self.noise_on == "sum" else 1.0)
         grads = tree.add(grads, step.noise, size)
         for penalty in step.objective.penalties:

@@ -68,11 +68,11 @@ class FedACG(Dispatch, Penalty, ServerOptimiser):
 
     def penalty_gradient(self, params: Tree, step: Step) -> Tree:
         """Return 2 beta (theta - theta^), from the model that was received."""
-        return {k: self.pull * (v - step.start[k]) for k, v in params.items()}
+        return tree.scale(tree.sub(params, step.start), self.pull)
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return m = 0."""
-        return {"m": dict(tree.zeros_like(params))}
+        return {"m": tree.zeros_like(params)}
 
     def dispatch(self, params: Tree, state: State, lr: float) -> Tree:
         """Return the model, ahead by lambda m."""
@@ -83,4 +83,4 @@ class FedACG(Dispatch, Penalty, ServerOptimiser):
     ) -> tuple[Tree, State]:
         """Return the model after a step along m, and m."""
         m = tree.add(update, tree.leaves(cohort.state, "m"), self.lam)
-        return tree.add(params, m if self.step == "momentum" else update), {"m": dict(m)}
+        return tree.add(params, m if self.step == "momentum" else update), {"m": m}

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Outcome, Population, Round
-from fedkeel.method.local_optimiser import LocalOptimiser, decayed, descend
+from fedkeel.method.local_optimiser import LocalOptimiser, decayed, descend, moments
 from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import Broadcast, ClientOptimiser, ServerState, Upload
 from fedkeel.tree import State, Tree
@@ -49,7 +49,7 @@ class AlignedAdamW(LocalOptimiser):
         count = next(iter(params.values())).new_zeros((), dtype=torch.float64)
         state: State = {"steps": count, "total": count.clone()}
         for name in ("m", "v", "direction"):
-            state[name] = dict(tree.zeros_like(params))
+            state[name] = tree.zeros_like(params)
         return state
 
     def step(
@@ -58,19 +58,18 @@ class AlignedAdamW(LocalOptimiser):
         """Return parameters and state after one step."""
         (beta1, beta2), toward = self.betas, tree.leaves(state, "direction")
         steps, total = (tree.leaf(state, name) + 1.0 for name in ("steps", "total"))
-        m, v = tree.leaves(state, "m"), tree.leaves(state, "v")
-        m = {k: torch.lerp(m[k], g, 1.0 - beta1) for k, g in grads.items()}
-        v = {k: torch.mul(v[k], beta2).addcmul(g, g, value=1.0 - beta2) for k, g in grads.items()}
+        m, v = moments(tree.leaves(state, "m"), tree.leaves(state, "v"), grads, self.betas)
         first = 1.0 - beta1 ** (total if self.whole_run else steps)
         second = (1.0 - beta2**total).sqrt()
-        direction = {
-            k: m[k] / first.to(g.dtype) / (v[k].sqrt() / second.to(g.dtype) + self.eps)
-            + self.alpha * toward[k]
-            for k, g in grads.items()
-        }
+
+        def aligned(g: Tensor, m: Tensor, v: Tensor, toward: Tensor) -> Tensor:
+            root = v.sqrt() / second.to(g.dtype) + self.eps
+            return m / first.to(g.dtype) / root + self.alpha * toward
+
+        direction = tree.map(aligned, grads, m, v, toward)
         direction = decayed(direction, params, self.weight_decay, self.no_decay)
         after: State = {"steps": steps, "total": total}
-        after |= {"m": dict(m), "v": dict(v), "direction": dict(toward)}
+        after |= {"m": m, "v": v, "direction": toward}
         return descend(params, direction, lr), after
 
 
@@ -141,22 +140,22 @@ class FedAdamW(ClientOptimiser, Upload, Broadcast, ServerState):
         mean, zeros = tree.leaves(broadcast, "v"), tree.leaves(initial, "v")
         return {
             **initial,
-            "v": {k: v + mean[k] for k, v in zeros.items()},
-            "direction": dict(tree.leaves(broadcast, "direction")),
+            "v": tree.map(torch.add, zeros, mean),
+            "direction": tree.leaves(broadcast, "direction"),
             "total": tree.leaf(broadcast, "total"),
         }
 
     def upload(self, round: Round) -> State:
         """Return the means of v, and the counts."""
-        means = {k: self._mean(v) for k, v in tree.leaves(round.optimiser, "v").items()}
+        means = tree.map(self._mean, tree.leaves(round.optimiser, "v"))
         counts = {name: tree.leaf(round.optimiser, name) for name in ("steps", "total")}
-        return {"v": dict(means), **counts}
+        return {"v": means, **counts}
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return v-bar = 0, no direction and no steps."""
         count = next(iter(params.values())).new_zeros((), dtype=torch.float64)
-        means = {k: self._mean(torch.zeros_like(v)) for k, v in params.items()}
-        return {"v": dict(means), "direction": dict(tree.zeros_like(params)), "total": count}
+        means = tree.map(self._mean, tree.zeros_like(params))
+        return {"v": means, "direction": tree.zeros_like(params), "total": count}
 
     def message(self, state: State) -> State:
         """Return all of it."""
@@ -167,10 +166,10 @@ class FedAdamW(ClientOptimiser, Upload, Broadcast, ServerState):
         cohort = outcome.cohort
         share = 1.0 / len(cohort.clients)
         steps, total = (tree.leaf(cohort.uploads, n).sum() * share for n in ("steps", "total"))
-        v = {k: rows.sum(dim=0) * share for k, rows in tree.leaves(cohort.uploads, "v").items()}
+        v = tree.scale(tree.sum_rows(tree.leaves(cohort.uploads, "v")), share)
         moved = tree.sub(outcome.end, outcome.start)
         direction = tree.scale(moved, -1.0 / (cohort.lr * steps))
-        return {"v": dict(v), "direction": dict(direction), "total": total}
+        return {"v": v, "direction": direction, "total": total}
 
     def _mean(self, v: Tensor) -> Tensor:
         """Return the mean of v over each block, in a shape that spreads over v's."""

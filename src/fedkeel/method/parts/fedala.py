@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
+from fedkeel import tree
 from fedkeel.method.context import Arrival, Round
 from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.parts.fedper import head_or
@@ -79,10 +78,10 @@ class FedALA(LocalStart, Carry, ClientState):
         last, weights = leaves(state, "end"), leaves(state, "W")
         adapted = head_or(self.adapt, step.network.layout, self.name)
         change = {k: v - last[k] for k, v in received.items() if k in adapted}
-        mixing = {k: weights[k] for k in change}
+        mixing = tree.pick(weights, change)
 
         def mixture() -> Tree:
-            back = {k: (1.0 - w) * change[k] for k, w in mixing.items()}
+            back = tree.map(lambda w, c: (1.0 - w) * c, mixing, change)
             return {k: v - back[k] if k in back else v for k, v in received.items()}
 
         size = arrival.local.examples_per_step
@@ -90,15 +89,15 @@ class FedALA(LocalStart, Carry, ClientState):
         for number in range(count * (self.first if rounds == 1 else self.passes)):
             batch = step.batch.part(slice(number % count, None, count))
             grads = step.task_grad(mixture(), batch)
-            mixing = {
-                k: (w - self.lr * grads[k] * change[k]).clamp(0.0, 1.0) for k, w in mixing.items()
-            }
+            mixing = tree.map(
+                lambda w, g, c: (w - self.lr * g * c).clamp(0.0, 1.0), mixing, grads, change
+            )
         arrival.noted["W"] = {**weights, **mixing}
         return mixture()
 
     def init_carry(self, start: Tree, client_state: State) -> State:
         """Return W, as the start of the round has left it."""
-        return {"W": dict(leaves(client_state, "W"))}
+        return {"W": leaves(client_state, "W")}
 
     def next_carry(self, before: Tree, carry: State) -> State:
         """Return W: the steps of local training do not change it."""
@@ -107,8 +106,8 @@ class FedALA(LocalStart, Carry, ClientState):
     def init_client(self, start: Tree) -> State:
         """Return the received model, W = 1 and no rounds."""
         like = next(iter(start.values()))
-        ones = {k: torch.ones_like(v) for k, v in start.items()}
-        return {"end": dict(start), "W": dict(ones), "rounds": like.new_zeros(())}
+        ones = tree.full_like(start, 1.0)
+        return {"end": dict(start), "W": ones, "rounds": like.new_zeros(())}
 
     def next_client(self, round: Round) -> State:
         """Return the local model, W and the number of rounds."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Population, RoundCohort
@@ -74,9 +75,9 @@ class FedAMS(ServerOptimiser):
         """Return m = v = 0, v^ as `start` says, and no steps."""
         initial = self.eps if self.start is None else self.start
         return {
-            "m": dict(tree.zeros_like(params)),
-            "v": dict(tree.zeros_like(params)),
-            "largest": {k: torch.full_like(p, initial) for k, p in params.items()},
+            "m": tree.zeros_like(params),
+            "v": tree.zeros_like(params),
+            "largest": tree.full_like(params, initial),
             "t": torch.zeros((), dtype=torch.int64),
         }
 
@@ -89,22 +90,17 @@ class FedAMS(ServerOptimiser):
         kind: Literal["moments", "none"] = "moments" if self.correction else "none"
         m_factor, root_factor = unbiased(self.beta1, self.beta2, int(t), kind)
         m, v = tree.leaves(state, "m"), tree.leaves(state, "v")
-        m = {k: torch.add(m[k] * self.beta1, d, alpha=1.0 - self.beta1) for k, d in update.items()}
-        v = {
-            k: torch.addcmul(v[k] * self.beta2, d, d, value=1.0 - self.beta2)
-            for k, d in update.items()
-        }
-        largest = {k: torch.maximum(w, v[k]) for k, w in tree.leaves(state, "largest").items()}
+        beta1, beta2 = self.beta1, self.beta2
+        m = tree.map(lambda d, m: torch.add(m * beta1, d, alpha=1.0 - beta1), update, m)
+        v = tree.map(lambda d, v: torch.addcmul(v * beta2, d, d, value=1.0 - beta2), update, v)
+        largest = tree.map(torch.maximum, tree.leaves(state, "largest"), v)
         if self.option == 1:
-            largest = {k: w.clamp(min=self.eps) for k, w in largest.items()}
+            largest = tree.map(lambda w: w.clamp(min=self.eps), largest)
         eps_outside = self.eps if self.option == 2 else 0.0
-        params = {
-            k: torch.addcdiv(
-                p,
-                m[k],
-                largest[k].sqrt().mul_(root_factor).add_(eps_outside),
-                value=self.lr * m_factor,
-            )
-            for k, p in params.items()
-        }
-        return params, {"m": dict(m), "v": dict(v), "largest": dict(largest), "t": t}
+
+        def moved(p: Tensor, m: Tensor, largest: Tensor) -> Tensor:
+            root = largest.sqrt().mul_(root_factor).add_(eps_outside)
+            return torch.addcdiv(p, m, root, value=self.lr * m_factor)
+
+        params = tree.map(moved, params, m, largest)
+        return params, {"m": m, "v": v, "largest": largest, "t": t}

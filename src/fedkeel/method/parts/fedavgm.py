@@ -56,7 +56,7 @@ class ServerMomentum(ServerOptimiser):
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return v = 0."""
-        return {"v": dict(tree.zeros_like(params))}
+        return {"v": tree.zeros_like(params)}
 
     def apply(
         self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
@@ -65,4 +65,4 @@ class ServerMomentum(ServerOptimiser):
         fresh = tree.scale(update, 1.0 - self.beta) if self.damping else update
         v = tree.add(fresh, tree.leaves(cohort.state, "v"), self.beta)
         along = tree.add(fresh, v, self.beta) if self.nesterov else v
-        return tree.add(params, along, self.lr), {"v": dict(v)}
+        return tree.add(params, along, self.lr), {"v": v}

@@ -130,7 +130,7 @@ def _gradient(shares: Floats, far: Floats, gram: Floats) -> Floats:
 
 def _cosine_distance(a: Tree, b: Tree) -> Tensor:
     """Return [] 1 - cos(a, b), in a form without cancellation; 1 where a vector is zero."""
-    sizes = [tree.dot(v, v).sqrt() for v in (a, b)]
+    sizes = [tree.norm(v) for v in (a, b)]
     is_zero = sizes[0] * sizes[1] == 0.0
     first, second = (torch.where(is_zero, 1.0, size) for size in sizes)
     apart = tree.sub(tree.scale(a, 1.0 / first), tree.scale(b, 1.0 / second))

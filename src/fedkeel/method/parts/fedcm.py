@@ -67,10 +67,10 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the mixture."""
         past = tree.leaves(step.broadcast, "mean")
-        return {
-            k: torch.mul(g, self.alpha).add_(past[k], alpha=1.0 - self.alpha)
-            for k, g in grads.items()
-        }
+        alpha = self.alpha
+        return tree.map(
+            lambda g, past: torch.mul(g, alpha).add_(past, alpha=1.0 - alpha), grads, past
+        )
 
     def upload(self, round: Round) -> State:
         """Return the length of the path."""
@@ -83,7 +83,7 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return a mean gradient of 0."""
-        return {"mean": dict(tree.zeros_like(params))}
+        return {"mean": tree.zeros_like(params)}
 
     def apply(
         self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
@@ -93,4 +93,4 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
         weights = torch.from_numpy(cohort.weights).to(path.device)
         length = float((weights * path).sum())
         mean = tree.scale(update, -1.0 / (cohort.lr * length))
-        return tree.add(params, update, self.lr), {"mean": dict(mean)}
+        return tree.add(params, update, self.lr), {"mean": mean}

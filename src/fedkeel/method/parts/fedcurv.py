@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
+
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
 from fedkeel.method.part import Capability, Traits, param
@@ -92,7 +94,7 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         if self.memory == "clients":
             u = tree.sub(u, tree.leaves(step.client_state, "u"))
             v = tree.sub(v, tree.leaves(step.client_state, "v"))
-        return {k: 2.0 * self.lam * (u[k] * p - v[k]) for k, p in params.items()}
+        return tree.map(lambda p, u, v: 2.0 * self.lam * (u * p - v), params, u, v)
 
     def init_client(self, start: Tree) -> State:
         """Return terms of 0."""
@@ -103,15 +105,15 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         if self.memory == "round":
             return {}
         u = fisher(round)
-        return {"u": dict(u), "v": {k: f * round.end[k] for k, f in u.items()}}
+        return {"u": u, "v": tree.map(torch.mul, u, round.end)}
 
     def upload(self, round: Round) -> State:
         """Return what has changed in the client's terms, or I_k alone."""
         if self.memory == "round":
-            return {"u": dict(fisher(round))}
+            return {"u": fisher(round)}
         return {
-            name: dict(
-                tree.sub(tree.leaves(round.new_state, name), tree.leaves(round.client_state, name))
+            name: tree.sub(
+                tree.leaves(round.new_state, name), tree.leaves(round.client_state, name)
             )
             for name in ("u", "v")
         }
@@ -131,13 +133,13 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         if self.memory == "clients":
             v = tree.leaves(uploads, "v")
             return {
-                name: {k: t + new[k].sum(dim=0) for k, t in tree.leaves(state, name).items()}
+                name: tree.map(torch.add, tree.leaves(state, name), tree.sum_rows(new))
                 for name, new in (("u", u), ("v", v))
             }
         rows = outcome.updates.rows  # as they came
         return {
-            "u": {k: t.sum(dim=0) for k, t in u.items()},
-            "v": {k: (t * (outcome.start[k] + rows[k])).sum(dim=0) for k, t in u.items()},
+            "u": tree.sum_rows(u),
+            "v": tree.map(lambda u, w, d: (u * (w + d)).sum(dim=0), u, outcome.start, rows),
         }
 
 
@@ -146,8 +148,8 @@ def fisher(round: Round) -> Tree:
     step = round.all_examples_step()
     count = step.batch.real(step.network.dtype).sum()
     sums = sum_squared_grads(step.network, round.end, step.buffers, step.batch)
-    return {k: t / count for k, t in sums.items()}
+    return tree.map(lambda t: t / count, sums)
 
 
 def _nothing(params: Tree) -> State:
-    return {"u": dict(tree.zeros_like(params)), "v": dict(tree.zeros_like(params))}
+    return {"u": tree.zeros_like(params), "v": tree.zeros_like(params)}

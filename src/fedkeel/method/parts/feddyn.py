@@ -83,20 +83,22 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
     def penalty_gradient(self, params: Tree, step: Step) -> Tree:
         """Return alpha (theta - theta_t) - h_k."""
         h = tree.leaves(step.client_state, "h")
-        return {k: torch.sub(v, step.start[k]).mul_(self.alpha) - h[k] for k, v in params.items()}
+        return tree.map(
+            lambda w, start, h: torch.sub(w, start).mul_(self.alpha) - h, params, step.start, h
+        )
 
     def init_client(self, start: Tree) -> State:
         """Return h_k = 0."""
-        return {"h": dict(tree.zeros_like(start))}
+        return {"h": tree.zeros_like(start)}
 
     def next_client(self, round: Round) -> State:
         """Return h_k - alpha (theta_k - theta_t)."""
         moved = tree.sub(round.end, round.start)
-        return {"h": dict(tree.add(tree.leaves(round.client_state, "h"), moved, -self.alpha))}
+        return {"h": tree.add(tree.leaves(round.client_state, "h"), moved, -self.alpha)}
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return h = 0."""
-        return {"h": dict(tree.zeros_like(params))}
+        return {"h": tree.zeros_like(params)}
 
     def apply(
         self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
@@ -106,4 +108,4 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
         divisor = cohort.population.clients if self.divisor == "clients" else max(1, count) ** 2
         moved = updates.sum(np.full(count, 1.0 / divisor))
         h = tree.add(tree.leaves(cohort.state, "h"), moved, -self.alpha)
-        return tree.add(tree.add(params, update), h, -1.0 / self.alpha), {"h": dict(h)}
+        return tree.add(tree.add(params, update), h, -1.0 / self.alpha), {"h": h}

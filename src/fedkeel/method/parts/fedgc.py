@@ -11,7 +11,6 @@ the update divided by the learning rate, and nothing here changes sign.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -76,7 +75,7 @@ class CGC(UpdateTransform, Broadcast, ServerState):
         projected = dict(update)
         active = []
         for names in tree.group_names(list(update), self.groups):
-            local, last = _pick(update, names), _pick(server, names)
+            local, last = tree.pick(update, names), tree.pick(server, names)
             inner = tree.dot(local, last) / round.lr
             size = tree.dot(last, last)
             v = qp.halfspace(inner, torch.where(size > rounding_error, size, 0.0), self.margin)
@@ -87,7 +86,7 @@ class CGC(UpdateTransform, Broadcast, ServerState):
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return g = 0, which constrains nothing."""
-        return {"g": dict(tree.zeros_like(params))}
+        return {"g": tree.zeros_like(params)}
 
     def message(self, state: State) -> State:
         """Return g^{t-1}."""
@@ -96,7 +95,7 @@ class CGC(UpdateTransform, Broadcast, ServerState):
     def next_server(self, outcome: Outcome) -> State:
         """Return what the server did, for each unit of the local learning rate."""
         moved = tree.sub(outcome.end, outcome.start)
-        return {"g": dict(tree.scale(moved, 1.0 / outcome.cohort.lr))}
+        return {"g": tree.scale(moved, 1.0 / outcome.cohort.lr)}
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class SGC(AggregateTransform):
         out = {k: v + push[k] if k in coefficients else v for k, v in update.items()}
         for names in groups:  # an answer of zero comes out as rounding, which would bind CGC
             if names[0] in coefficients:
-                before, after = _pick(update, names), _pick(out, names)
+                before, after = tree.pick(update, names), tree.pick(out, names)
                 rounding = max(100 * span.relative_rounding(updates.rows, names), 32 * _eps(after))
                 if tree.dot(after, after) <= rounding**2 * tree.dot(before, before):
                     out.update(tree.zeros_like(after))
@@ -187,7 +186,3 @@ def _eps(tree_: Tree) -> float:
 def _rounding(params: Tree) -> torch.Tensor:
     """Return [] the squared norm below which a group of a vector is the rounding of a zero."""
     return (32 * _eps(params)) ** 2 * tree.dot(params, params)
-
-
-def _pick(tree_: Tree, names: Sequence[str]) -> Tree:
-    return {k: tree_[k] for k in names}

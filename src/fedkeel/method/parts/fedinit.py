@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedkeel import tree
 from fedkeel.method.context import Arrival, Round
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import ClientState, LocalStart
@@ -54,7 +55,7 @@ class FedInit(LocalStart, ClientState):
     def local_start(self, received: Tree, arrival: Arrival) -> Tree:
         """Return the relaxed start."""
         last = leaves(arrival.client_state, "end")
-        return {k: v + self.beta * (v - last[k]) for k, v in received.items()}
+        return tree.map(lambda w, last: w + self.beta * (w - last), received, last)
 
     def init_client(self, start: Tree) -> State:
         """Return the received model."""

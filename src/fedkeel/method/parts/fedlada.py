@@ -16,7 +16,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Outcome, Population, Round
-from fedkeel.method.local_optimiser import LocalOptimiser, decayed, descend
+from fedkeel.method.local_optimiser import LocalOptimiser, decayed, descend, moments
 from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import Broadcast, ClientOptimiser, ServerState, Upload
 from fedkeel.tree import State, Tree
@@ -41,24 +41,22 @@ class AmendedAMSGrad(LocalOptimiser):
     def init(self, params: Tree) -> State:
         """Return all at 0; a step needs a v above 0."""
         names = ("m", "v", "largest", "direction")
-        return {name: dict(tree.zeros_like(params)) for name in names}
+        return {name: tree.zeros_like(params) for name in names}
 
     def step(
         self, params: Tree, grads: Tree, state: State, lr: float | Tensor
     ) -> tuple[Tree, State]:
         """Return parameters and state after one step."""
-        (beta1, beta2), toward = self.betas, tree.leaves(state, "direction")
-        m, v = tree.leaves(state, "m"), tree.leaves(state, "v")
-        m = {k: torch.lerp(m[k], g, 1.0 - beta1) for k, g in grads.items()}
-        v = {k: torch.mul(v[k], beta2).addcmul(g, g, value=1.0 - beta2) for k, g in grads.items()}
-        largest = {k: torch.maximum(t, v[k]) for k, t in tree.leaves(state, "largest").items()}
-        direction = {
-            k: self.alpha * (t / largest[k].sqrt()) + (1.0 - self.alpha) * toward[k]
-            for k, t in m.items()
-        }
+        toward = tree.leaves(state, "direction")
+        m, v = moments(tree.leaves(state, "m"), tree.leaves(state, "v"), grads, self.betas)
+        largest = tree.map(torch.maximum, tree.leaves(state, "largest"), v)
+        alpha = self.alpha
+        direction = tree.map(
+            lambda m, v, toward: alpha * (m / v.sqrt()) + (1.0 - alpha) * toward, m, largest, toward
+        )
         direction = decayed(direction, params, self.weight_decay, self.no_decay)
-        after: State = {"m": dict(m), "v": dict(v)}
-        after |= {"largest": dict(largest), "direction": dict(toward)}
+        after: State = {"m": m, "v": v}
+        after |= {"largest": largest, "direction": toward}
         return descend(params, direction, lr), after
 
 
@@ -117,16 +115,16 @@ class FedLADA(ClientOptimiser, Upload, Broadcast, ServerState):
     def start_optimiser(self, initial: State, broadcast: State, client_state: State) -> State:
         """Return m = 0, and the mean v."""
         v, toward = tree.leaves(broadcast, "v"), tree.leaves(broadcast, "direction")
-        return {"m": initial["m"], "v": dict(v), "largest": dict(v), "direction": dict(toward)}
+        return {"m": initial["m"], "v": dict(v), "largest": dict(v), "direction": toward}
 
     def upload(self, round: Round) -> State:
         """Return v-hat, and the number of steps."""
-        return {"v": dict(tree.leaves(round.optimiser, "largest")), "steps": round.steps.double()}
+        return {"v": tree.leaves(round.optimiser, "largest"), "steps": round.steps.double()}
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return v-bar = eps^2, and no direction."""
-        first = {k: torch.full_like(v, self.eps**2) for k, v in params.items()}
-        return {"v": dict(first), "direction": dict(tree.zeros_like(params))}
+        first = tree.full_like(params, self.eps**2)
+        return {"v": first, "direction": tree.zeros_like(params)}
 
     def message(self, state: State) -> State:
         """Return both."""
@@ -137,6 +135,6 @@ class FedLADA(ClientOptimiser, Upload, Broadcast, ServerState):
         cohort = outcome.cohort
         share = 1.0 / len(cohort.clients)
         steps = tree.leaf(cohort.uploads, "steps").sum() * share
-        v = {k: rows.sum(dim=0) * share for k, rows in tree.leaves(cohort.uploads, "v").items()}
+        v = tree.scale(tree.sum_rows(tree.leaves(cohort.uploads, "v")), share)
         moved = tree.sub(outcome.end, outcome.start)
-        return {"v": dict(v), "direction": dict(tree.scale(moved, -1.0 / (cohort.lr * steps)))}
+        return {"v": v, "direction": tree.scale(moved, -1.0 / (cohort.lr * steps))}

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedkeel import tree
 from fedkeel.method.context import Round, Step
 from fedkeel.method.part import param
@@ -63,9 +61,8 @@ class FedLESAM(GradientRule, ClientState):
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the perturbed point."""
         back = tree.sub(tree.leaves(step.client_state, "received"), step.start)
-        norm = tree.dot(back, back).sqrt()
-        length = torch.where(norm > 0.0, self.rho / norm, torch.zeros_like(norm))
-        return step.grad(tree.add(params, back, length), penalties_at=params)
+        uphill = tree.add(params, back, tree.factor_to(self.rho, back))
+        return step.grad(uphill, penalties_at=params)
 
     def init_client(self, start: Tree) -> State:
         """Return the received model, from which there is no way back."""

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkeel import tree
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
@@ -78,7 +79,7 @@ class FedMLB(LossTerm):
         total = torch.zeros_like(output.logits[:, 0])
         mixed = dict(step.start)
         for names in every[:-1]:
-            mixed = {**mixed, **{k: params[k] for k in names}}
+            mixed = {**mixed, **tree.pick(params, names)}
             hybrid = step.output(mixed, train=True).logits
             theirs = torch.log_softmax(hybrid / self.temperature, dim=1)
             apart = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)

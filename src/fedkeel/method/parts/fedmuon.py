@@ -91,17 +91,17 @@ class Muon(LocalOptimiser):
 
     def init(self, params: Tree) -> State:
         """Return a momentum of 0 and a constant of 0."""
-        return {name: dict(tree.zeros_like(params)) for name in ("m", "offset")}
+        return {name: tree.zeros_like(params) for name in ("m", "offset")}
 
     def step(
         self, params: Tree, grads: Tree, state: State, lr: float | Tensor
     ) -> tuple[Tree, State]:
         """Return parameters and state after one step."""
         offset, m = tree.leaves(state, "offset"), tree.leaves(state, "m")
-        m = {k: torch.lerp(m[k], g, self.alpha) for k, g in grads.items()}
-        direction = {k: self._polar_of_sum(v, offset[k]) for k, v in m.items()}
+        m = tree.map(lambda g, m: torch.lerp(m, g, self.alpha), grads, m)
+        direction = tree.map(self._polar_of_sum, m, offset)
         direction = decayed(direction, params, self.weight_decay, self.no_decay)
-        return descend(params, direction, lr), {"m": dict(m), "offset": dict(offset)}
+        return descend(params, direction, lr), {"m": m, "offset": offset}
 
     def _polar_of_sum(self, m: Tensor, offset: Tensor) -> Tensor:
         size = torch.maximum(torch.linalg.vector_norm(m), torch.linalg.vector_norm(offset))
@@ -168,21 +168,21 @@ class FedMuon(ClientOptimiser, ClientState, Upload, AggregateTransform, Broadcas
         """Return the client's momentum, and c - c_k."""
         m = tree.leaves(client_state, "m")
         if not self.corrected:
-            return {"m": dict(m), "offset": initial["offset"]}
-        return {"m": dict(m), "offset": dict(tree.sub(tree.leaves(broadcast, "c"), m))}
+            return {"m": m, "offset": initial["offset"]}
+        return {"m": m, "offset": tree.sub(tree.leaves(broadcast, "c"), m)}
 
     def init_client(self, start: Tree) -> State:
         """Return a momentum of 0."""
-        return {"m": dict(tree.zeros_like(start))}
+        return {"m": tree.zeros_like(start)}
 
     def next_client(self, round: Round) -> State:
         """Return the momentum."""
-        return {"m": dict(tree.leaves(round.optimiser, "m"))}
+        return {"m": tree.leaves(round.optimiser, "m")}
 
     def upload(self, round: Round) -> State:
         """Return how the momentum has changed."""
         old, new = tree.leaves(round.client_state, "m"), tree.leaves(round.new_state, "m")
-        return {"c": dict(tree.sub(new, old))}
+        return {"c": tree.sub(new, old)}
 
     def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return K / C times the mean."""
@@ -190,7 +190,7 @@ class FedMuon(ClientOptimiser, ClientState, Upload, AggregateTransform, Broadcas
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return c = 0."""
-        return {"c": dict(tree.zeros_like(params))}
+        return {"c": tree.zeros_like(params)}
 
     def message(self, state: State) -> State:
         """Return c."""
@@ -201,4 +201,4 @@ class FedMuon(ClientOptimiser, ClientState, Upload, AggregateTransform, Broadcas
         cohort = outcome.cohort
         changes, old = tree.leaves(cohort.uploads, "c"), tree.leaves(cohort.state, "c")
         share = 1.0 / cohort.population.clients
-        return {"c": {k: v + share * changes[k].sum(dim=0) for k, v in old.items()}}
+        return {"c": tree.map(lambda c, changes: c + share * changes.sum(dim=0), old, changes)}

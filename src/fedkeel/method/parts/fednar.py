@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedkeel import tree
 from fedkeel.method.context import Step
 from fedkeel.method.part import Stage, Traits, param
@@ -62,6 +60,4 @@ class FedNAR(GradientTransform):
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return gradient and weight decay, shortened where they are too long together."""
-        both = {k: torch.add(g, params[k], alpha=self.decay) for k, g in grads.items()}
-        length = tree.dot(both, both).sqrt()
-        return tree.scale(both, (self.norm / length).clamp(max=1.0))
+        return tree.clip(tree.add(grads, params, self.decay), self.norm)

@@ -61,8 +61,8 @@ class Adaptive(ServerOptimiser):
         """Return m = 0, v as `v0` says, and no steps."""
         initial = self.tau**2 if self.v0 == "tau2" else 0.0
         return {
-            "m": dict(tree.zeros_like(params)),
-            "v": {k: torch.full_like(p, initial) for k, p in params.items()},
+            "m": tree.zeros_like(params),
+            "v": tree.full_like(params, initial),
             "t": torch.zeros((), dtype=torch.int64),
         }
 
@@ -73,18 +73,16 @@ class Adaptive(ServerOptimiser):
         t = tree.leaf(cohort.state, "t") + 1
         m_factor, root_factor = self.factors(int(t))
         old_m, old_v = tree.leaves(cohort.state, "m"), tree.leaves(cohort.state, "v")
-        m = {
-            k: torch.add(old_m[k] * self.beta1, d, alpha=1.0 - self.beta1)
-            for k, d in update.items()
-        }
-        v = {k: self.grow(old_v[k], d.square()) for k, d in update.items()}
-        params = {
-            k: torch.addcdiv(
-                p, m[k], v[k].sqrt().mul_(root_factor).add_(self.tau), value=self.lr * m_factor
-            )
-            for k, p in params.items()
-        }
-        return params, {"m": dict(m), "v": dict(v), "t": t}
+        beta1 = self.beta1
+        m = tree.map(lambda d, m: torch.add(m * beta1, d, alpha=1.0 - beta1), update, old_m)
+        v = tree.map(lambda d, v: self.grow(v, d.square()), update, old_v)
+
+        def moved(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
+            root = v.sqrt().mul_(root_factor).add_(self.tau)
+            return torch.addcdiv(p, m, root, value=self.lr * m_factor)
+
+        params = tree.map(moved, params, m, v)
+        return params, {"m": m, "v": v, "t": t}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from fedkeel import tree
 from fedkeel.method.context import Step
 from fedkeel.method.part import param
 from fedkeel.method.roles import Penalty
@@ -54,4 +55,4 @@ class FedProx(Penalty):
 
     def penalty_gradient(self, params: Tree, step: Step) -> Tree:
         """Return mu (theta - theta_t)."""
-        return {k: torch.sub(v, step.start[k]).mul_(self.mu) for k, v in params.items()}
+        return tree.map(lambda w, start: torch.sub(w, start).mul_(self.mu), params, step.start)

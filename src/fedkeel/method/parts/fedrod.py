@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedkeel import tree
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Criterion, LocalModel
@@ -79,7 +80,7 @@ class FedRoD(Criterion, LocalModel):
     ) -> Tree:
         """Return the personal head after a step on the sum of the scores."""
         grads = step.task_grad(self.personal_model(model, params), step.batch)
-        return descend({name: grads[name] for name in model})
+        return descend(tree.pick(grads, model))
 
     def personal_model(self, model: Tree, params: Tree) -> Tree:
         """Return the model whose head is the sum of both."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedkeel import tree
 from fedkeel.method.context import Step
 from fedkeel.method.part import Traits, param
@@ -59,6 +57,4 @@ class FedSAM(GradientRule):
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the point uphill."""
         uphill = step.grad(params)
-        norm = tree.dot(uphill, uphill).sqrt()
-        length = torch.where(norm > 0.0, self.rho / norm, torch.zeros_like(norm))
-        return step.grad(tree.add(params, uphill, length))
+        return step.grad(tree.add(params, uphill, tree.factor_to(self.rho, uphill)))

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedkeel import tree
 from fedkeel.method.context import Population, Round, RoundCohort, Step
 from fedkeel.method.part import Traits, param
@@ -70,7 +68,7 @@ class FedSMOO(FedDyn, GradientRule, Carry, Upload, Broadcast):
         dual = tree.leaves(step.carry, "mu")
         uphill = tree.sub(step.grad(params), self.penalty_gradient(params, step))
         ascent = _of_length(self.rho, tree.sub(tree.sub(uphill, dual), common))
-        step.noted["mu"] = dict(tree.add(dual, tree.sub(ascent, common)))
+        step.noted["mu"] = tree.add(dual, tree.sub(ascent, common))
         return step.grad(tree.add(params, ascent), penalties_at=params)
 
     def init_carry(self, start: Tree, client_state: State) -> State:
@@ -83,7 +81,7 @@ class FedSMOO(FedDyn, GradientRule, Carry, Upload, Broadcast):
 
     def init_client(self, start: Tree) -> State:
         """Return h_k = mu_k = 0."""
-        return {**super().init_client(start), "mu": dict(tree.zeros_like(start))}
+        return {**super().init_client(start), "mu": tree.zeros_like(start)}
 
     def next_client(self, round: Round) -> State:
         """Return FedDyn's h_k, and mu_k after the last step."""
@@ -95,19 +93,17 @@ class FedSMOO(FedDyn, GradientRule, Carry, Upload, Broadcast):
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return h = s = 0."""
-        return {**super().init_optimiser(params, population), "s": dict(tree.zeros_like(params))}
+        return {**super().init_optimiser(params, population), "s": tree.zeros_like(params)}
 
     def apply(
         self, params: Tree, update: Tree, updates: Span, cohort: RoundCohort
     ) -> tuple[Tree, State]:
         """Return FedDyn's model, h, and s."""
         moved, state = super().apply(params, update, updates, cohort)
-        total = {k: t.sum(0) for k, t in tree.leaves(cohort.uploads, "mu").items()}
-        return moved, {**state, "s": dict(_of_length(self.rho, total))}
+        total = tree.sum_rows(tree.leaves(cohort.uploads, "mu"))
+        return moved, {**state, "s": _of_length(self.rho, total)}
 
 
 def _of_length(length: float, direction: Tree) -> Tree:
     """Return a direction with another length; 0 where it has none."""
-    norm = tree.dot(direction, direction).sqrt()
-    factor = torch.where(norm > 0.0, length / norm, torch.zeros_like(norm))
-    return {k: factor * t for k, t in direction.items()}
+    return tree.scale(direction, tree.factor_to(length, direction))

@@ -76,12 +76,14 @@ class FedSOL(GradientRule):
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the perturbed model."""
         away = self._slope(params, step)
-        norm = tree.dot(away, away).sqrt()
-        length = torch.where(norm > 0.0, self.rho / norm, 0.0)
+        length = tree.factor_to(self.rho, away)
         if not self.adaptive:
             return step.grad(tree.add(params, away, length))
-        scales = {k: _shares(params[k] - step.start[k], length) for k in away}
-        return step.grad({k: v + away[k] * scales[k] for k, v in params.items()})
+
+        def moved(w: Tensor, away: Tensor, start: Tensor) -> Tensor:
+            return w + away * _shares(w - start, length)
+
+        return step.grad(tree.map(moved, params, away, step.start))
 
     def _slope(self, params: Tree, step: Step) -> Tree:
         """Return the gradient of the divergence, exactly 0 where the models agree to rounding.

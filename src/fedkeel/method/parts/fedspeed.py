@@ -81,17 +81,16 @@ class FedSpeed(GradientRule, Penalty, UpdateTransform, ClientState):
     def penalty_gradient(self, params: Tree, step: Step) -> Tree:
         """Return (theta - theta_t) / lam - h_k."""
         h = tree.leaves(step.client_state, "h")
-        return {
-            k: torch.sub(v, step.start[k]).mul_(1.0 / self.lam) - h[k] for k, v in params.items()
-        }
+        return tree.map(
+            lambda w, start, h: torch.sub(w, start).mul_(1.0 / self.lam) - h, params, step.start, h
+        )
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the mixture of the gradients at and uphill of the local model."""
         here = step.grad(params)
         uphill = tree.sub(here, self.penalty_gradient(params, step))
-        norm = tree.dot(uphill, uphill).sqrt()
-        length = torch.where(norm > 0.0, self.rho / norm, torch.zeros_like(norm))
-        there = step.grad(tree.add(params, uphill, length), penalties_at=params)
+        ascended = tree.add(params, uphill, tree.factor_to(self.rho, uphill))
+        there = step.grad(ascended, penalties_at=params)
         return there if self.alpha == 1.0 else tree.blend(there, here, self.alpha)
 
     def transform_update(self, update: Tree, round: Round) -> Tree:
@@ -100,11 +99,11 @@ class FedSpeed(GradientRule, Penalty, UpdateTransform, ClientState):
 
     def init_client(self, start: Tree) -> State:
         """Return h_k = 0."""
-        return {"h": dict(tree.zeros_like(start))}
+        return {"h": tree.zeros_like(start)}
 
     def next_client(self, round: Round) -> State:
         """Return h_k - (theta_k - theta_t) / lam."""
-        return {"h": dict(self._corrected(round))}
+        return {"h": self._corrected(round)}
 
     def _corrected(self, round: Round) -> Tree:
         moved = tree.sub(round.end, round.start)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from fedkeel import tree
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort, Step
@@ -116,26 +118,25 @@ class MomentumVariates(GradientTransform, ClientState, Upload, Broadcast, Server
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return g - c_k + c."""
         own, mean = tree.leaves(step.client_state, "c"), tree.leaves(step.broadcast, "c")
-        return {k: g - (own[k] - mean[k]) for k, g in grads.items()}
+        return tree.sub(grads, tree.sub(own, mean))
 
     def init_client(self, start: Tree) -> State:
         """Return c_k = 0."""
-        return {"c": dict(tree.zeros_like(start))}
+        return {"c": tree.zeros_like(start)}
 
     def next_client(self, round: Round) -> State:
         """Return c_k^+."""
         own, mean = tree.leaves(round.client_state, "c"), tree.leaves(round.broadcast, "c")
-        grads = round.mean_grad()
-        return {"c": {k: (c - mean[k]) + grads[k] for k, c in own.items()}}
+        return {"c": tree.map(torch.add, tree.sub(own, mean), round.mean_grad())}
 
     def upload(self, round: Round) -> State:
         """Return c_k^+ - c."""
         new, mean = tree.leaves(round.new_state, "c"), tree.leaves(round.broadcast, "c")
-        return {"c": dict(tree.sub(new, mean))}
+        return {"c": tree.sub(new, mean)}
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return c = 0."""
-        return {"c": dict(tree.zeros_like(params))}
+        return {"c": tree.zeros_like(params)}
 
     def message(self, state: State) -> State:
         """Return c."""
@@ -146,4 +147,4 @@ class MomentumVariates(GradientTransform, ClientState, Upload, Broadcast, Server
         cohort = outcome.cohort
         changes, old = tree.leaves(cohort.uploads, "c"), tree.leaves(cohort.state, "c")
         share = self.gamma / len(cohort.clients)
-        return {"c": {k: v + share * changes[k].sum(dim=0) for k, v in old.items()}}
+        return {"c": tree.map(lambda c, changes: c + share * changes.sum(dim=0), old, changes)}

@@ -67,7 +67,8 @@ class FedTrip(Penalty, ClientState, ServerState, Broadcast):
         last = tree.leaves(step.client_state, "last")
         now, then = cast(Tensor, step.broadcast["round"]), cast(Tensor, step.client_state["round"])
         push = self.mu / torch.where(then < 0, torch.ones_like(now), now - then)
-        return {k: self.mu * (v - step.start[k]) - push * (v - last[k]) for k, v in params.items()}
+        start, mu = step.start, self.mu
+        return tree.map(lambda w, w0, last: mu * (w - w0) - push * (w - last), params, start, last)
 
     def init_client(self, start: Tree) -> State:
         """Return the received model, from which pull and push are the same, and no round, -1."""

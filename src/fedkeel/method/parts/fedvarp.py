@@ -78,20 +78,20 @@ class FedVARP(Reduction, Table, ServerState):
 
     def init_row(self, params: Tree) -> State:
         """Return y_k = 0."""
-        return {"y": dict(tree.zeros_like(params))}
+        return {"y": tree.zeros_like(params)}
 
     def next_rows(self, outcome: Outcome) -> State:
         """Return the clients' new memories."""
         share = 1.0 / self.unit(outcome.cohort)
-        return {"y": dict(tree.scale(outcome.updates.materialise(), share))}
+        return {"y": tree.scale(outcome.updates.materialise(), share)}
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return y = 0."""
-        return {"y": dict(tree.zeros_like(params))}
+        return {"y": tree.zeros_like(params)}
 
     def next_server(self, outcome: Outcome) -> State:
         """Return the mean memory of all C clients."""
         cohort = outcome.cohort
         changes = self.changes(outcome.updates, cohort)
         held = tree.leaves(cohort.state, "y")
-        return {"y": dict(tree.add(held, changes, 1.0 / cohort.population.clients))}
+        return {"y": tree.add(held, changes, 1.0 / cohort.population.clients)}

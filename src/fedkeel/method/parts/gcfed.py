@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from fedkeel import tree
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import RoundCohort, Step
 from fedkeel.method.part import Capability, Stage, Traits, param
@@ -138,4 +139,4 @@ class GlobalGC(AggregateTransform):
 
     def transform_aggregate(self, update: Tree, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the centralised aggregate."""
-        return {k: centralise(v, self.axes, self.vectors) for k, v in update.items()}
+        return tree.map(lambda v: centralise(v, self.axes, self.vectors), update)

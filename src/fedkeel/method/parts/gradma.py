@@ -107,7 +107,7 @@ class GradMAW(GradientTransform, Carry, ClientState):
             push = qp.enumerate_cone(gram, inner, solvable=self.margin == 0.0).to(m.dtype)
             pieces = torch.split(m[3] + push @ m[:3], [grads[k].numel() for k in names])
             out.update({k: v.view_as(grads[k]) for k, v in zip(names, pieces, strict=True)})
-        return {k: out[k] for k in grads}
+        return tree.pick(out, grads)
 
     def init_carry(self, start: Tree, client_state: State) -> State:
         """Return theta_{-1}."""
@@ -196,8 +196,8 @@ class GradMAS(ServerOptimiser):
             )
         groups = len(tree.group_names(list(params), self.groups))
         return {
-            "m": dict(tree.zeros_like(params)),
-            "rows": {k: tree.lazy_zeros((slots, *v.shape), v.dtype) for k, v in params.items()},
+            "m": tree.zeros_like(params),
+            "rows": tree.map(lambda v: tree.lazy_zeros((slots, *v.shape), v.dtype), params),
             "scale": torch.zeros(slots, dtype=torch.float64),
             "gram": tree.lazy_zeros((groups, slots, slots), torch.float64),
             "worker": torch.full((slots,), -1, dtype=torch.int64),
@@ -214,7 +214,7 @@ class GradMAS(ServerOptimiser):
         if len(tree.leaf(state, "worker")):
             rows, gram, inner = self._remember(m, updates, cohort)
             m = self._project(m, rows, gram, inner, cohort)
-        return tree.add(params, m, self.lr), {**state, "m": dict(m)}
+        return tree.add(params, m, self.lr), {**state, "m": m}
 
     def _remember(self, m: Tree, updates: Span, cohort: RoundCohort) -> tuple[Tree, Floats, Floats]:
         """Enter the round's updates into the memory, in place.
@@ -231,7 +231,7 @@ class GradMAS(ServerOptimiser):
         slots, new = _reduce_memory(state, cohort.clients)
         stored = int((tree.leaf(state, "worker") >= 0).sum())  # in the first slots
         cohort.log("stored", float(stored))
-        rows = {k: own[:stored] for k, own in tree.leaves(state, "rows").items()}
+        rows = tree.map(lambda rows: rows[:stored], tree.leaves(state, "rows"))
         scale = tree.leaf(state, "scale").numpy()[:stored]
         gram = tree.leaf(state, "gram").numpy()[:, :stored, :stored]
         scale *= self.beta2
@@ -267,7 +267,7 @@ class GradMAS(ServerOptimiser):
         for g, names in enumerate(groups):
             bound = np.zeros(len(inner[g]))
             if self.margin > 0.0:
-                p = {k: m[k] for k in names}
+                p = tree.pick(m, names)
                 size = float(tree.dot(p, p)) ** 0.5
                 bound = self.margin * size * np.sqrt(np.clip(np.diagonal(gram[g]), 0.0, None))
             solution = qp.project(gram[g], inner[g], bound, span.relative_rounding(rows, names))

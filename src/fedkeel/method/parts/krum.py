@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Ints, RoundCohort
 from fedkeel.method.part import Capability, Traits, param
@@ -207,10 +208,8 @@ class Bulyan(Reduction):
             return updates.sum(np.full(count, 1.0 / count))
         chosen = torch.from_numpy(bulyan_selection(distances_of(updates, cohort), broken))
         rows = updates.materialise()
-        return {
-            name: nearest_to_median(tensor[chosen.to(tensor.device)], count - 4 * broken)
-            for name, tensor in rows.items()
-        }
+        nearest = count - 4 * broken
+        return tree.map(lambda t: nearest_to_median(t[chosen.to(t.device)], nearest), rows)
 
 
 def broken_among(beta: float, count: int) -> int:

@@ -76,16 +76,16 @@ class MIFA(Reduction, Table, ServerState):
 
     def init_row(self, params: Tree) -> State:
         """Return G_k = 0."""
-        return {"G": dict(tree.zeros_like(params))}
+        return {"G": tree.zeros_like(params)}
 
     def next_rows(self, outcome: Outcome) -> State:
         """Return the clients' new G_k."""
         fresh = outcome.updates.materialise()
-        return {"G": dict(tree.scale(fresh, 1.0 / outcome.cohort.lr))}
+        return {"G": tree.scale(fresh, 1.0 / outcome.cohort.lr)}
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return a sum of 0, of nobody."""
-        return {"sum": dict(tree.zeros_like(params)), "seen": torch.zeros((), dtype=torch.int64)}
+        return {"sum": tree.zeros_like(params), "seen": torch.zeros((), dtype=torch.int64)}
 
     def next_server(self, outcome: Outcome) -> State:
         """Return the sum of all G_k, and how many clients were there."""
@@ -98,6 +98,6 @@ class MIFA(Reduction, Table, ServerState):
         old = Span(tree.leaves(cohort.rows, "G")).sum(np.ones(count))
         total = tree.add(tree.leaves(cohort.state, "sum"), tree.sub(fresh, old))
         return {
-            "sum": dict(total),
+            "sum": total,
             "seen": tree.leaf(cohort.state, "seen") + int((~cohort.is_known).sum()),
         }

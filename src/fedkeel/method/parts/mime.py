@@ -37,7 +37,7 @@ def whole_gradient(step: Step, params: Tree) -> Tree:
         grads = piece.grad(params)  # of a piece of nothing but padding it is no number
         total = {k: t + torch.where(weight > 0, weight * grads[k], 0.0) for k, t in total.items()}
         count = count + weight
-    return {k: t / count for k, t in total.items()}
+    return tree.map(lambda t: t / count, total)
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Fixed(GradientTransform, Broadcast, ServerState):
 
     def mix(self, grads: Tree, m: Tree) -> Tree:
         """Return (1 - beta) g + beta m."""
-        return {k: (1.0 - self.beta) * g + self.beta * m[k] for k, g in grads.items()}
+        return tree.map(lambda g, m: (1.0 - self.beta) * g + self.beta * m, grads, m)
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return m = 0."""
-        return {"m": dict(tree.zeros_like(params))}
+        return {"m": tree.zeros_like(params)}
 
     def message(self, state: State) -> State:
         """Return m."""
@@ -68,7 +68,7 @@ class Fixed(GradientTransform, Broadcast, ServerState):
 
     def next_server(self, outcome: Outcome) -> State:
         """Return m, moved towards c."""
-        return {"m": dict(self.mix(self.mean(outcome), tree.leaves(outcome.cohort.state, "m")))}
+        return {"m": self.mix(self.mean(outcome), tree.leaves(outcome.cohort.state, "m"))}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Mime(Survey, Fixed):
 
     def mean(self, outcome: Outcome) -> Tree:
         """Return c, which the clients were sent."""
-        return {k: t for k, t in outcome.cohort.answer.items() if isinstance(t, torch.Tensor)}
+        return tree.tensors(outcome.cohort.answer)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class MimeLite(Upload, Fixed):
 
     def upload(self, round: Round) -> State:
         """Return the gradient at the received model."""
-        return {"gradient": dict(whole_gradient(round.all_examples_step(), round.start))}
+        return {"gradient": whole_gradient(round.all_examples_step(), round.start)}
 
     def mean(self, outcome: Outcome) -> Tree:
         """Return the weighted mean of the gradients."""

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
+from fedkeel import tree
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import GradientRule, LocalModel
@@ -75,15 +78,15 @@ class PFedMe(GradientRule, LocalModel):
         """Return theta after K steps."""
         for _ in range(self.inner_steps):
             grads = step.grad(model)
-            model = {
-                k: v - self.inner_lr * (grads[k] + self.lam * (v - params[k]) + self.decay * v)
-                for k, v in model.items()
-            }
+            model = tree.map(self._descended, model, grads, params)
         return model
+
+    def _descended(self, v: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        return v - self.inner_lr * (g + self.lam * (v - w) + self.decay * v)
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return lambda (w - theta), the gradient of the Moreau envelope."""
-        return {k: self.lam * (v - step.local_model[k]) for k, v in params.items()}
+        return tree.scale(tree.sub(params, step.local_model), self.lam)
 
     def personal_model(self, model: Tree, params: Tree) -> Tree:
         """Return theta."""

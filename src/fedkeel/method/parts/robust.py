@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import RoundCohort
 from fedkeel.method.part import Capability, Traits, param
@@ -68,7 +69,7 @@ class Median(Reduction):
     def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the medians."""
         trimmed = (len(updates) - 1) // 2
-        return {k: middle(rows, trimmed) for k, rows in updates.materialise().items()}
+        return tree.map(lambda rows: middle(rows, trimmed), updates.materialise())
 
 
 @dataclass(frozen=True)
@@ -121,4 +122,4 @@ class TrimmedMean(Reduction):
         cohort.log("trimmed", trimmed)
         if trimmed == 0:
             return updates.sum(np.full(len(updates), 1.0 / len(updates)))
-        return {k: middle(rows, trimmed) for k, rows in updates.materialise().items()}
+        return tree.map(lambda rows: middle(rows, trimmed), updates.materialise())

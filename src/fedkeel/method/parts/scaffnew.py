@@ -80,7 +80,7 @@ class Scaffnew(LocalWork, GradientTransform, ClientState):
         """Return h_k = 0, as if the client had ended at the model that it receives."""
         like = next(iter(start.values()))
         return {
-            "h": dict(tree.zeros_like(start)),
+            "h": tree.zeros_like(start),
             "end": dict(start),
             "rate": torch.zeros((), dtype=like.dtype, device=like.device),
         }
@@ -90,7 +90,7 @@ class Scaffnew(LocalWork, GradientTransform, ClientState):
         like = next(iter(round.start.values()))
         rate = self.p * round.steps / (round.lr * round.path_length)
         return {
-            "h": dict(_variate(round.client_state, round.start)),
+            "h": _variate(round.client_state, round.start),
             "end": dict(round.end),
             "rate": torch.as_tensor(rate, dtype=like.dtype, device=like.device),
         }
@@ -99,4 +99,4 @@ class Scaffnew(LocalWork, GradientTransform, ClientState):
 def _variate(state: State, received: Tree) -> Tree:
     """Return h_k after its step towards the received model."""
     h, end, rate = tree.leaves(state, "h"), tree.leaves(state, "end"), tree.leaf(state, "rate")
-    return {k: v + rate * (received[k] - end[k]) for k, v in h.items()}
+    return tree.map(lambda h, w, end: h + rate * (w - end), h, received, end)

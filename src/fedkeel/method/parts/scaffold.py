@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, Round, Step
@@ -59,29 +61,26 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return g - c_k + c."""
         ours, theirs = tree.leaves(step.client_state, "c"), tree.leaves(step.broadcast, "c")
-        return {k: g - (ours[k] - theirs[k]) for k, g in grads.items()}  # the same in each step
+        return tree.sub(grads, tree.sub(ours, theirs))  # the same in each step
 
     def init_client(self, start: Tree) -> State:
         """Return c_k = 0."""
-        return {"c": dict(tree.zeros_like(start))}
+        return {"c": tree.zeros_like(start)}
 
     def next_client(self, round: Round) -> State:
         """Return c_k^+."""
         ours, theirs = tree.leaves(round.client_state, "c"), tree.leaves(round.broadcast, "c")
-        grads = round.mean_grad()
-        return {"c": {k: (c - theirs[k]) + grads[k] for k, c in ours.items()}}
+        return {"c": tree.map(torch.add, tree.sub(ours, theirs), round.mean_grad())}
 
     def upload(self, round: Round) -> State:
         """Return c_k^+ - c_k."""
         return {
-            "c": dict(
-                tree.sub(tree.leaves(round.new_state, "c"), tree.leaves(round.client_state, "c"))
-            )
+            "c": tree.sub(tree.leaves(round.new_state, "c"), tree.leaves(round.client_state, "c"))
         }
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return c = 0."""
-        return {"c": dict(tree.zeros_like(params))}
+        return {"c": tree.zeros_like(params)}
 
     def message(self, state: State) -> State:
         """Return c."""
@@ -93,4 +92,4 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
         changes = tree.leaves(cohort.uploads, "c")
         share = 1.0 / cohort.population.clients
         old = tree.leaves(cohort.state, "c")
-        return {"c": {k: v + share * changes[k].sum(dim=0) for k, v in old.items()}}
+        return {"c": tree.map(lambda c, changes: c + share * changes.sum(dim=0), old, changes)}
