@@ -109,6 +109,9 @@ def test_ranks_over_experiments(make, tmp_path, monkeypatch) -> None:
     assert done.code == 0, done.err
     assert done.json["ranks"][0] == {"method": "fedgh", "mean_rank": 1.0}
     assert done.json["above"] == [["fedgh", "fedprox"], ["fedgh", "fedavg"], ["fedgc", "fedavg"]]
+    shown = done.json["friedman_p_value"], done.json["critical_difference"]
+    assert shown == (test.p_value, test.critical_difference)
+    assert (done.json["experiments"], done.json["claim"]) == (test.experiments, rank_sentence(test))
     assert Path("pictures/ranks.pdf").exists()
     assert "fedgh (1.00)" in Path("pictures/ranks.svg").read_text()
     assert "fedgh" in call("rank", *names).out
