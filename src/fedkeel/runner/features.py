@@ -9,6 +9,7 @@ from fedkeel import config
 from fedkeel.base.feature import declarations, loaded
 from fedkeel.engine.prepared import Prepared
 from fedkeel.runner.feature import Feature
+from fedkeel.runner.feature_hooks import Hooks
 
 
 @cache
@@ -27,3 +28,9 @@ def features_of(prepared: Prepared) -> dict[str, Feature]:
     """Return the features of a run, by their table."""
     found = {table: prepared.feature(kind) for table, kind in feature_kinds().items()}
     return {table: feature for table, feature in found.items() if feature is not None}
+
+
+def hooks_of(prepared: Prepared) -> list[Hooks]:
+    """Return what follows the rounds of a run, one for each feature that wants to."""
+    made = (feature.hooks(prepared) for feature in features_of(prepared).values())
+    return [hooks for hooks in made if hooks is not None]

@@ -39,7 +39,7 @@ from fedkeel.runner.evaluate import (
     with_test_scores,
 )
 from fedkeel.runner.feature_hooks import recorded, timed
-from fedkeel.runner.features import features_of
+from fedkeel.runner.features import hooks_of
 from fedkeel.runner.finish import ended, finish, server_on_processor
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
@@ -82,8 +82,7 @@ class Run:
         self._models: ClientModels | None = None  # where each client has its own
         best = [self._best] if prepared.is_whole else []
         self._observer = Observer(prepared, record.engine.first_device)
-        made = (feature.hooks(prepared) for feature in features_of(prepared).values())
-        self._hooks = [hooks for hooks in made if hooks is not None]
+        self._hooks = hooks_of(prepared)
         self._callbacks = CallbackList([*self._hooks, early_stopping, *best, *callbacks])
         self._training = Training(prepared, self._callbacks, trainings)
         self._server = copy_memory(prepared.server)
@@ -209,8 +208,7 @@ class Run:
     ) -> None:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
-        row = round_record(due, message, trained, result, bytes_up, measured)
-        row = recorded(self._hooks, row)
+        row = recorded(self._hooks, round_record(due, message, trained, result, bytes_up, measured))
         self._clock.lap("records")
         row = self._evaluate(engine, row)
         self._clock.lap("evaluation")
