@@ -137,7 +137,7 @@ def test_the_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = rows["fedgh-table1"]
     assert (own["state"], own["data"], own["finished"]) == ("needs mnist", ["mnist"], 0)
     assert own["seconds"] > 0
-    assert {row["state"] for row in rows.values() if row["reason"]} == {"waiting", "cannot be run"}
+    assert {row["state"] for row in rows.values() if row["reason"]} == {"cannot be run"}
     assert {row["tuned_runs"] for row in rows.values()} == {0}
     table = load("beyond-digits")
     row, column = table.cells()[0]

@@ -16,12 +16,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.engine.base import Split
+from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.ray import cluster
 from fedkeel.engine.ray import engine as module
@@ -147,8 +149,9 @@ def test_actors_stand_on_both_nodes_and_one_too_many_harms_nobody(nodes: Nodes) 
     params = ready.setup.training.network.params
     message = server_message(ready.plan, ready.server, 0.05)
     with Ray(ready.setup, ready.spec, 6, message, 3, nodes.address) as engine:
-        assert engine.evaluate(params, {}, "test").states.shape == (1, 3)
-        assert len(engine.evaluate(params, {}, "clients").states) == len(ready.setup.federation)
+        for split in get_args(Split):
+            expected = evaluate(ready.setup, params, {}, split)
+            assert torch.equal(engine.evaluate(params, {}, split).states, expected.states)
         assert nodes.ray.available_resources().get("CPU", 0.0) == 0.0  # of one core on each
 
 

@@ -122,9 +122,10 @@ def declarations() -> Mapping[str, type[Declaration]]:
     return found
 
 
-def figures() -> list[Figure]:
+@cache
+def figures() -> tuple[Figure, ...]:
     """Return the numbers of all features."""
-    return [figure for kind in declarations().values() for figure in kind.figures]
+    return tuple(figure for kind in declarations().values() for figure in kind.figures)
 
 
 def loaded(path: str) -> Any:  # noqa: ANN401 - a class

@@ -7,12 +7,21 @@ from typing import Any
 
 import typer
 
-from fedkeel.cli.common import JSON, QUIET, Given, page_written, say, show, stderr, takes_experiment
+from fedkeel.cli.common import (
+    JSON,
+    QUIET,
+    ExperimentSource,
+    page_written,
+    say,
+    show,
+    stderr,
+    takes_experiment,
+)
 
 
 @takes_experiment
 def audit(
-    given: Given,
+    source: ExperimentSource,
     attacks: str = typer.Option(
         None, "--attacks", metavar="NAMES", help="E.g. dlg,labels; all but lira else."
     ),
@@ -51,7 +60,7 @@ def audit(
     }
     values = {name: value for name, value in chosen.items() if value is not None}
     wanted = config.build(config.Audit, values, "audit")
-    experiment = read_experiment(given)
+    experiment = read_experiment(source)
     out = Path("runs") / f"{experiment.name}-audit" if out is None else out
     ingredients = gather(experiment)
     with shown_progress(quiet) as display:

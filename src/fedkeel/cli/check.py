@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeel.cli.common import JSON, Given, document, takes_experiment
+from fedkeel.cli.common import JSON, ExperimentSource, document, takes_experiment
 from fedkeel.errors import counted
 
 
 @takes_experiment
-def check(given: Given, as_json: bool = JSON) -> None:
+def check(source: ExperimentSource, as_json: bool = JSON) -> None:
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.cost.memory import check_disk
@@ -18,7 +18,7 @@ def check(given: Given, as_json: bool = JSON) -> None:
     from fedkeel.runner.manifest import describe_run
     from fedkeel.runner.prepare import gather, prepare
 
-    experiment = read_experiment(given)
+    experiment = read_experiment(source)
     prepared = prepare(experiment, gather(experiment))
     check_disk(prepared, Path("runs") / experiment.name)
     record = describe_run(prepared)

@@ -47,7 +47,7 @@ QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")
 
 
 @dataclass(frozen=True)
-class Given:
+class ExperimentSource:
     """What a command is given of its experiment.
 
     Args:
@@ -64,7 +64,7 @@ class Given:
 
 
 def takes_experiment(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of its experiment, in place of its first argument, a `Given`."""
+    """Give a command the options of its experiment, in place of its first argument."""
 
     def called(
         path: Path = EXPERIMENT,
@@ -73,7 +73,7 @@ def takes_experiment(command: Callable[..., None]) -> Callable[..., None]:
         trust: bool = TRUST,
         **options: Any,  # noqa: ANN401 - the command's own
     ) -> None:
-        command(Given(path, preset, tuple(settings or ()), trust), **options)
+        command(ExperimentSource(path, preset, tuple(settings or ()), trust), **options)
 
     *shared, _ = inspect.signature(called, eval_str=True).parameters.values()
     _, *own = inspect.signature(command, eval_str=True).parameters.values()

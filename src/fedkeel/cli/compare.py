@@ -10,7 +10,7 @@ from fedkeel.cli.common import (
     DIAGNOSE,
     JSON,
     QUIET,
-    Given,
+    ExperimentSource,
     default_folder,
     page_written,
     say,
@@ -23,7 +23,7 @@ from fedkeel.errors import counted
 
 @takes_experiment
 def compare(
-    given: Given,
+    source: ExperimentSource,
     methods: str = typer.Option(
         None,
         "--methods",
@@ -53,7 +53,7 @@ def compare(
     from fedkeel.runner.prepare import gather
     from fedkeel.study.compare import compare as compare_methods
 
-    experiment = read_experiment(given, diagnose=diagnose)
+    experiment = read_experiment(source, diagnose=diagnose)
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )

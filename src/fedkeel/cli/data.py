@@ -14,7 +14,7 @@ from fedkeel.cli.common import (
     JSON,
     Command,
     CommandGroup,
-    Given,
+    ExperimentSource,
     document,
     say,
     stderr,
@@ -102,12 +102,12 @@ def _lines(console: Console, seconds: float = 10.0) -> Show:
 
 @app.command("inspect", cls=Command)
 @takes_experiment
-def inspect(given: Given, as_json: bool = JSON) -> None:
+def inspect(source: ExperimentSource, as_json: bool = JSON) -> None:
     """Show how an experiment divides its data: sizes, and each client's labels."""
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.runner.prepare import gather
 
-    experiment = read_experiment(given)
+    experiment = read_experiment(source)
     federation = gather(experiment).clients(experiment.seed)
     sizes = federation.sizes.tolist()
     if as_json:

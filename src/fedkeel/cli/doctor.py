@@ -6,13 +6,22 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import JSON, QUIET, Given, page_written, say, show, stderr, takes_experiment
+from fedkeel.cli.common import (
+    JSON,
+    QUIET,
+    ExperimentSource,
+    page_written,
+    say,
+    show,
+    stderr,
+    takes_experiment,
+)
 from fedkeel.cli.environment import ENVIRONMENT
 
 
 @takes_experiment
 def doctor(
-    given: Given,
+    source: ExperimentSource,
     rounds: int = typer.Option(None, "--rounds", min=1, help="Rounds of a trial; 20 else."),
     methods: str = typer.Option(
         None, "--methods", help="Methods that are tried, separated by commas; all that suit else."
@@ -41,7 +50,7 @@ def doctor(
     from fedkeel.runner.progress import WithoutScores
     from fedkeel.study.doctor import examine
 
-    experiment = read_experiment(given)
+    experiment = read_experiment(source)
     out = Path("runs") / f"{experiment.name}-doctor" if out is None else out
     chosen = None if methods is None else split_expressions(methods)
     ingredients = gather(experiment)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import Given, say, stderr
+from fedkeel.cli.common import ExperimentSource, say, stderr
 from fedkeel.config import Experiment, load
 from fedkeel.config.code_names import IMPORT_PATH, names_to_trust
 from fedkeel.errors import ConfigError, did_you_mean
@@ -32,11 +32,13 @@ def shown_progress(
         raise typer.Exit(130) from None
 
 
-def read_experiment(given: Given, *more: str, diagnose: str | None = None) -> Experiment:
+def read_experiment(
+    source: ExperimentSource, *more: str, diagnose: str | None = None
+) -> Experiment:
     """Read the experiment that a command was given.
 
     Args:
-        given: the experiment, and settings that are changed.
+        source: the experiment, and settings that are changed.
         more: more of these, as ``KEY=VALUE``.
         diagnose: kinds of diagnostics, in place of those in the file.
 
@@ -44,7 +46,7 @@ def read_experiment(given: Given, *more: str, diagnose: str | None = None) -> Ex
         ConfigError: none was given, or two, or it cannot be read.
         RunError: it is a run folder that names code, was not made here, and is not trusted.
     """
-    path, preset = given.path, given.preset
+    path, preset = source.path, source.preset
     if (path is None) == (preset is None):
         raise ConfigError(
             "Give an experiment file or a preset.",
@@ -60,12 +62,12 @@ def read_experiment(given: Given, *more: str, diagnose: str | None = None) -> Ex
             do = did_you_mean(str(preset), known)
             raise ConfigError(f"There is no preset {preset!r}.", do=do)
         path = Path(str(folder.joinpath(f"{preset}.toml")))
-    changed = [*given.settings, *more, *([f"diagnose.kinds={diagnose}"] if diagnose else [])]
+    changed = [*source.settings, *more, *([f"diagnose.kinds={diagnose}"] if diagnose else [])]
     file = path / "config.toml" if os.path.isdir(path) else path
     experiment = load(file, changed)
     if os.path.isdir(path) or RunFolder(file.parent).holds(file):
         typed = {text.partition("=")[2].strip("'\" ") for text in changed}
         typed |= {name for text in changed for name in IMPORT_PATH.findall(text)}
         by_folder = {(key, name) for key, name in names_to_trust(experiment) if name not in typed}
-        check_trusted(file.parent, by_folder, given.trust)
+        check_trusted(file.parent, by_folder, source.trust)
     return experiment

@@ -13,7 +13,7 @@ from fedkeel.cli.common import (
     QUIET,
     Command,
     CommandGroup,
-    Given,
+    ExperimentSource,
     default_folder,
     document,
     page_written,
@@ -33,7 +33,7 @@ app = typer.Typer(
 @app.command(cls=Command)
 @takes_experiment
 def up(
-    given: Given,
+    source: ExperimentSource,
     nodes: int = typer.Option(3, "--nodes", min=1, help="SuperNodes, which share the clients."),
     data: list[str] = typer.Option(None, "--data", help="Data of one node; repeatable."),
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
@@ -50,7 +50,7 @@ def up(
     from fedkeel.records.folder import RunFolder
     from fedkeel.report.page import write_report
 
-    experiment = read_experiment(given)
+    experiment = read_experiment(source)
     out = default_folder(experiment.name, "run") if out is None else out
     console = stderr()
     count, needed = len(data or ()), experiment.partition.clients or 0
@@ -97,14 +97,16 @@ def up(
 
 @app.command(cls=Command)
 @takes_experiment
-def export(given: Given, out: Path = typer.Option(..., "--out", help="Folder of the app.")) -> None:
+def export(
+    source: ExperimentSource, out: Path = typer.Option(..., "--out", help="Folder of the app.")
+) -> None:
     """Write a complete Flower app: the experiment, both ends, and a README with every command."""
     _check_installed()
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.flower.export import export as write
 
     console = stderr()
-    experiment = read_experiment(given)
+    experiment = read_experiment(source)
     for module in write(experiment, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
     if experiment.engine.device == "cuda" or experiment.engine.devices:

@@ -11,7 +11,7 @@ from fedkeel.cli.common import (
     DIAGNOSE,
     JSON,
     QUIET,
-    Given,
+    ExperimentSource,
     default_folder,
     page_written,
     say,
@@ -23,7 +23,7 @@ from fedkeel.cli.common import (
 
 @takes_experiment
 def run(
-    given: Given,
+    source: ExperimentSource,
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
     resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
     rounds: int = typer.Option(
@@ -50,7 +50,7 @@ def run(
     from fedkeel.study.comparison import Comparison
 
     more = () if rounds is None else (f"rounds={rounds}",)
-    experiment, path = read_experiment(given, *more, diagnose=diagnose), given.path
+    experiment, path = read_experiment(source, *more, diagnose=diagnose), source.path
     if out is None:
         is_folder = path is not None and os.path.isdir(path)
         out = path if is_folder else default_folder(experiment.name, "run")

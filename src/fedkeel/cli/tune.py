@@ -6,12 +6,12 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import JSON, QUIET, Given, say, show, stderr, takes_experiment
+from fedkeel.cli.common import JSON, QUIET, ExperimentSource, say, show, stderr, takes_experiment
 
 
 @takes_experiment
 def tune(
-    given: Given,
+    source: ExperimentSource,
     methods: str = typer.Option(
         None,
         "--methods",
@@ -43,7 +43,7 @@ def tune(
 
     budget = {"trials": trials, "seeds": seeds}
     overrides = [f"tune.{name}={value}" for name, value in budget.items() if value is not None]
-    experiment = read_experiment(given, *overrides)
+    experiment = read_experiment(source, *overrides)
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )

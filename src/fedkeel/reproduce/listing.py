@@ -31,7 +31,7 @@ class ListedTable:
         data: the data sets that it needs.
         absent: those that are not on this machine.
         state: its progress as text.
-        reason: why it cannot be run, or what it waits for.
+        reason: why it cannot be run.
         runs: number of runs.
         finished: number of finished runs.
         tuned_runs: the same for the version with searched hyper-parameters; 0 without a search.
@@ -119,7 +119,7 @@ def _listed(
         data=list(table.data),
         absent=list(progress.absent),
         state=progress.text(table),
-        reason=table.missing or table.waits,
+        reason=table.missing,
         runs=progress.runs,
         finished=progress.finished,
         tuned_runs=tuned.runs,

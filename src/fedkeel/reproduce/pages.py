@@ -73,7 +73,7 @@ class TablePage:
     def to_text(self) -> list[str]:
         """Return lines of plain text."""
         table = self.table
-        out = [table.title, *self.notices, *filter(None, (table.missing, table.waits))]
+        out = [table.title, *self.notices, *([table.missing] if table.missing else [])]
         for block in self.blocks:
             out += ["", block.title, *block.notes]
             rows = [block.heads, *block.cells]

@@ -266,8 +266,6 @@ class TableProgress:
         """Return the progress of a table as text."""
         if table.missing:
             return "cannot be run"
-        if table.waits:
-            return "waiting"
         if not self.runs:
             return "no smaller version"
         absent = ", ".join(self.absent)

@@ -230,7 +230,6 @@ class PaperTable(Settings):
         quick: the smaller version.
         deviations: assumptions, and where paper and code disagree.
         missing: why it cannot be run at all.
-        waits: the measurement that it waits for.
     """
 
     id: str = Field(pattern=ID)
@@ -251,14 +250,11 @@ class PaperTable(Settings):
     quick: Quick | None = None
     deviations: tuple[str, ...] = ()
     missing: str = ""
-    waits: str = ""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.is_runnable and not (self.base and self.columns and self.rows):
-            raise ValueError(
-                "give base, columns and rows, or say what is 'missing' or it 'waits' for"
-            )
+            raise ValueError("give base, columns and rows, or say what is 'missing'")
         columns, rows = [c.id for c in self.columns], [r.name for r in self.rows]
         for what, names in (("column", columns), ("row", rows)):
             repeated = [name for name, count in Counter(names).items() if count > 1]
@@ -290,7 +286,7 @@ class PaperTable(Settings):
     @property
     def is_runnable(self) -> bool:
         """Whether some of its runs can be made, given the data."""
-        return not (self.missing or self.waits)
+        return not self.missing
 
     def cells(self, quick: bool = False) -> list[tuple[Row, PaperColumn]]:
         """Return the cells that are run, row by row in each column."""

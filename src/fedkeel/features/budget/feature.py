@@ -22,16 +22,7 @@ from fedkeel.runner.feature import Feature
 
 
 class PrivacyBudget(Feature):
-    """A budget of differential privacy, which the run's noise is calibrated for.
-
-    Args:
-        settings: the budget that is asked for.
-        account: what the run spends; None before the method is known.
-    """
-
-    def __init__(self, settings: Privacy, account: Budget | None = None) -> None:
-        super().__init__(settings)
-        self.account = account
+    """A budget of differential privacy that settings ask for."""
 
     @property
     def weights(self) -> ChosenWeights | None:
@@ -51,7 +42,7 @@ class PrivacyBudget(Feature):
         )
         seed = partial(server_seed, draft.settings.seed, self.settings)
         draft = replace(draft, training=training, make_server_seed=seed)
-        return draft.with_feature(PrivacyBudget(self.settings, account))
+        return draft.with_feature(AccountedBudget(self.settings, account))
 
     def identity(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the settings with the digest of the secret key in place of its file."""
@@ -64,10 +55,22 @@ class PrivacyBudget(Feature):
         points = noise_without_account(prepared) if account is None else weak_points(account)
         return [*points, loud_noise(prepared, account)]
 
+
+class AccountedBudget(PrivacyBudget):
+    """The budget of a run whose method is known, with the noise that keeps it.
+
+    Args:
+        settings: the budget that is asked for.
+        account: what the run spends.
+    """
+
+    def __init__(self, settings: Privacy, account: Budget) -> None:
+        super().__init__(settings)
+        self.account = account
+
     def record(self, prepared: Prepared) -> PrivacyRecord:
         """Return the budget, its noise and what is counted."""
         account, settings = self.account, self.settings
-        assert account is not None  # since `wrap`
         is_of_examples = settings.unit == "example"
         return PrivacyRecord(
             unit=settings.unit,
@@ -82,7 +85,6 @@ class PrivacyBudget(Feature):
 
     def hooks(self, prepared: Prepared) -> BudgetKeeper:
         """Return what counts the spending, and ends the run before a round would overrun it."""
-        assert self.account is not None  # since `wrap`
         return BudgetKeeper(self.account)
 
 
@@ -94,5 +96,5 @@ def privacy_of(settings: config.Run) -> Privacy | None:
 
 def account_of(prepared: Prepared) -> Budget | None:
     """Return what a run spends, None of a run without a budget."""
-    feature = prepared.feature(PrivacyBudget)
+    feature = prepared.feature(AccountedBudget)
     return None if feature is None else feature.account
