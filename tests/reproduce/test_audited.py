@@ -91,4 +91,3 @@ def test_the_figures_of_recovered_images_can_be_run() -> None:
             audit = table.audit_of(row, column, 0)
             assert audit.attacks == (table.metric.attack,)
             assert audit.round <= table.experiment(row, column).rounds
-    assert not [t.id for t in map(load, names()) if t.waits]

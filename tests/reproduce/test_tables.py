@@ -75,7 +75,6 @@ def test_it_says_what_it_is(table: PaperTable) -> None:
         assert text
         assert "\n" not in text
     assert table.deviations or not table.is_runnable
-    assert not (table.missing and table.waits)
     assert not table.is_runnable or table.quick is not None
 
 
