@@ -267,14 +267,14 @@ def test_heart_disease(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [column["name"] for column in schema][:3] == ["age", "sex", "cp"]
 
     pytest.importorskip("flwr")
-    from fedkeel.cli.common import Given
+    from fedkeel.cli.common import ExperimentSource
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.flower.node.configuration import make_node
     from fedkeel.flower.server.serve import RunOptions, serve
     from in_process_grid import InProcessGrid
 
     path = EXAMPLES / "heart_disease" / "experiment.toml"
-    experiment = read_experiment(Given(path, None, ("rounds=2",), trust=False))
+    experiment = read_experiment(ExperimentSource(path, None, ("rounds=2",), trust=False))
     nodes = {
         100 + i: make_node(
             experiment,

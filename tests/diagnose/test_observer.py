@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 import toys
-from fedkeel.cli.common import Given
+from fedkeel.cli.common import ExperimentSource
 from fedkeel.cli.experiment import read_experiment
 from fedkeel.config.diagnose import KINDS
 from fedkeel.engine.prepared import Prepared
@@ -288,7 +288,7 @@ def test_tasks_without_labels_have_what_has_a_meaning() -> None:
 
 
 def test_the_command_takes_kinds() -> None:
-    digits = Given(None, "digits", (), trust=False)
+    digits = ExperimentSource(None, "digits", (), trust=False)
     found = read_experiment(digits, "diagnose.every=3", diagnose="forgetting,cka")
     assert found.diagnose == fk.Diagnose(kinds=("forgetting", "cka"), every=3)
     assert read_experiment(digits).diagnose == fk.Diagnose()
