@@ -106,10 +106,10 @@ def test_a_reply_that_takes_long_to_send_is_no_silence(
     """Flower waits for all of it when it is asked for what has come."""
     made = prepared("scaffold", dtype="float64", clients=federation(3), per_round=3)
     grid = Slow(make_nodes(made, tmp_path / "nodes"))
-    monkeypatch.setattr(connection, "GRACE", 0.2)
+    monkeypatch.setattr(connection, "GRACE", 2.0)  # for what else the machine does
     quick = Flower(deadline_seconds=0.2, poll_seconds=0.01)
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
-    with deadline(20):
+    with deadline(90):
         far, here = run_on_nodes(made, grid), start(made)
     assert [row.faults for row in far.rows] == [{}] * 4
     assert all(torch.equal(far.params[k], one) for k, one in here.params.items())
