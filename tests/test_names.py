@@ -14,7 +14,6 @@ from fedkeel.method import context
 SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
 
 ONE_NAME = {
-    "Run": "the settings of a run, and what runs it: one of them has yet to be renamed",
     "Metric": "what `tune.metric` can be, and what a user's metric is: both are public",
     "Cohort": "settings, and what parts of version 0.1 call `RoundCohort`",
 }

@@ -49,8 +49,8 @@ from fedkeel.system.schedule import Due
 from fedkeel.system.trainings import Trainings
 
 
-class Run:
-    """A run that goes from round to round.
+class RoundLoop:
+    """One run, made round by round.
 
     Args:
         prepared: the run, checked.

@@ -21,7 +21,7 @@ from fedkeel.records.histogram import is_large
 from fedkeel.records.run_record import EngineChoice, RunRecord
 from fedkeel.runner.callbacks import Callback, RunInfo
 from fedkeel.runner.checkpoint import unpacked
-from fedkeel.runner.loop import Run
+from fedkeel.runner.loop import RoundLoop
 from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.more_rounds import is_beginning
 from fedkeel.runner.result import Result
@@ -73,7 +73,7 @@ def _start(
 ) -> Result:
     if out is None:
         check_disk(prepared, None)
-        return Run(
+        return RoundLoop(
             prepared, describe_run(prepared, choice), None, callbacks, engine, trainings
         ).make()
     folder = RunFolder(out)
@@ -93,7 +93,7 @@ def _start(
             folder.start(record, text)
             mark_as_made_here(folder.path, prepared.settings)
             _save_histogram(folder, prepared)
-            return Run(prepared, record, folder, callbacks, engine, trainings).make()
+            return RoundLoop(prepared, record, folder, callbacks, engine, trainings).make()
         goes_further = before.key != prepared.key
         if before.status == "finished" and not goes_further:
             return _finished(folder, before, prepared, callbacks)
@@ -113,7 +113,7 @@ def _start(
         else:
             folder.write_run(record)
         _save_histogram(folder, prepared)
-        return Run(prepared, record, folder, callbacks, engine, trainings).make(resume=True)
+        return RoundLoop(prepared, record, folder, callbacks, engine, trainings).make(resume=True)
 
 
 def _save_histogram(folder: RunFolder, prepared: Prepared) -> None:
