@@ -747,8 +747,8 @@ def _features() -> list[str]:
     ]
     for table, kind in declarations().items():
         out += ["", f"### `{table}`", "", _row(["key", "where", "meaning"]), _row(["---"] * 3)]
-        for figure in kind.figures:
-            out.append(_row([f"`{figure.key}`", "`rounds.jsonl`", figure.description]))
+        for added in (*kind.figures, *kind.entries):
+            out.append(_row([f"`{added.key}`", "`rounds.jsonl`", added.description]))
         if kind.record_class is not None:
             for name, meaning in Said.by(kind.record_class).args.items():
                 out.append(_row([f"`{table}.{name}`", "`run.json`", meaning]))

@@ -15,7 +15,7 @@ import fedkeel
 DECLARATION = '''
 from dataclasses import dataclass
 
-from fedkeel.base.feature import Declaration, Figure, Option
+from fedkeel.base.feature import Declaration, Entry, Figure, Option
 from fedkeel.base.settings import Settings
 
 
@@ -51,6 +51,10 @@ class CarbonDeclaration(Declaration):
         ),
         Figure("carbon_total", "carbon so far", "g CO2", "Grams of CO2 since the first round."),
     )
+    entries = (
+        Entry("carbon_sources", list[str], "What the grams are of.", default=[]),
+        Entry("carbon_unit", str, "Of the grams.", default="g", is_always_written=True),
+    )
 '''
 FEATURE = """
 from dataclasses import replace
@@ -72,6 +76,8 @@ class Account(Hooks):
         grams += self.settings.grams_per_second * sum(row.seconds.values())
         self.total += grams
         added = {"carbon_grams": grams, "carbon_total": self.total}
+        if sent:
+            added["carbon_sources"] = ["machine", "network"]
         return replace(row, features={**row.features, **added})
 
     def state(self):
@@ -137,6 +143,8 @@ def test_a_package_adds_a_carbon_account(folder: Path) -> None:
     assert len(grams) == 5
     assert grams == pytest.approx([50 * sum(row["seconds"].values()) for row in rows])
     assert rows[-1]["carbon_total"] == pytest.approx(sum(grams))
+    assert [row.get("carbon_sources") for row in rows] == [None] + [["machine", "network"]] * 4
+    assert {row["carbon_unit"] for row in rows} == {"g"}
     assert json.loads(further.stdout)["carbon_grams"] == pytest.approx(grams[-1])
     record = json.loads((folder / "out" / "run.json").read_text())
     assert record["carbon"] == {"grams_per_second": 50.0}
@@ -145,4 +153,6 @@ def test_a_package_adds_a_carbon_account(folder: Path) -> None:
     assert "Carbon" in page
     without = command(folder, "run", "--preset", "digits", "-s", "rounds=1", "--out", "plain")
     assert without.returncode == 0, without.stderr
-    assert "carbon" not in (folder / "plain" / "rounds.jsonl").read_text()
+    plain = (folder / "plain" / "rounds.jsonl").read_text()
+    assert "carbon_grams" not in plain
+    assert "carbon_sources" not in plain

@@ -52,6 +52,25 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """What a feature adds to a round beside numbers, such as a list of clients.
+
+    Args:
+        key: its key in a round record.
+        form: its type, which is checked where a file is read.
+        description: what it is, in a sentence.
+        default: what it is in a round to which nothing has been added.
+        is_always_written: whether rounds.jsonl has the default, too.
+    """
+
+    key: str
+    form: Any
+    description: str
+    default: Any = None
+    is_always_written: bool = False
+
+
+@dataclass(frozen=True)
 class Option:
     """An option of the commands that read an experiment; it sets one setting.
 
@@ -75,6 +94,7 @@ class Declaration:
         settings_class: the settings in that table.
         default: the settings where a file has no such table; None: no feature then.
         figures: the numbers that its hooks add to round records.
+        entries: what else they add to round records, where it is not the default.
         options: of the commands that read an experiment.
         record_class: dataclass of what run.json has under its key; None where it writes nothing.
         meaning: what its table is for, in a sentence.
@@ -86,6 +106,7 @@ class Declaration:
     settings_class: ClassVar[type[Settings]]
     default: ClassVar[Settings | None] = None
     figures: ClassVar[tuple[Figure, ...]] = ()
+    entries: ClassVar[tuple[Entry, ...]] = ()
     options: ClassVar[tuple[Option, ...]] = ()
     record_class: ClassVar[type | None] = None
     meaning: ClassVar[str] = ""
@@ -126,6 +147,12 @@ def declarations() -> Mapping[str, type[Declaration]]:
 def figures() -> tuple[Figure, ...]:
     """Return the numbers of all features."""
     return tuple(figure for kind in declarations().values() for figure in kind.figures)
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """Return what all features add to round records beside numbers."""
+    return tuple(entry for kind in declarations().values() for entry in kind.entries)
 
 
 def loaded(path: str) -> Any:  # noqa: ANN401 - a class

@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 
-from fedkeel.base.feature import figures
+from fedkeel.base.feature import entries, figures
 from fedkeel.records.files import finite_values
 
 OLD_NAMES = {"notes": "diagnostics"}
@@ -101,7 +109,8 @@ class RoundRecord:
             client the model; empty, and not in rounds.jsonl, where the server waits.
         staleness_seconds: the same in seconds: of virtual time in a simulation, else of real time.
         features: what features of the run have added, by key, such as ``epsilon``; in rounds.jsonl
-            each stands beside the other keys. It can be read as an attribute, too.
+            each stands beside the other keys. It can be read as an attribute, too. What is of its
+            default is not here.
     """
 
     round: Count
@@ -153,6 +162,10 @@ class RoundRecord:
                 raise ValueError(f"{key}: not a finite number")
         known = {k: v for k, v in row.items() if k in names}
         try:
+            added = _entries_class().model_validate(row)
+            for entry in entries():
+                if getattr(added, entry.key) != entry.default:
+                    features[entry.key] = getattr(added, entry.key)
             return _reader().validate_python({**known, "features": features})
         except ValidationError as error:
             first = error.errors()[0]
@@ -175,7 +188,8 @@ class RoundRecord:
         row = asdict(self)
         row["test"] = _flat(row["test"])
         row["sources"] = {name: _flat(scores) for name, scores in row["sources"].items()}
-        features = {k: v for k, v in row.pop("features").items() if v is not None}
+        features = {entry.key: entry.default for entry in entries() if entry.is_always_written}
+        features |= {k: v for k, v in row.pop("features").items() if v is not None}
         for name in ("virtual_seconds", "staleness", "staleness_seconds"):
             if row[name] in (None, []):
                 del row[name]
@@ -184,10 +198,13 @@ class RoundRecord:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Return what a feature has added, None where this run has not."""
+            """Return what a feature has added, its default where this run has not."""
             features = self.__dict__.get("features", {})
             if name in features or name in {figure.key for figure in figures()}:
                 return features.get(name)
+            for entry in entries():
+                if entry.key == name:
+                    return copy(entry.default)
             raise AttributeError(f"a round record has no {name!r}")
 
 
@@ -211,6 +228,12 @@ def _scores(values: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 def _with_new_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_METRICS.get(name, name): value for name, value in values.items()}
+
+
+@cache
+def _entries_class() -> type[BaseModel]:
+    values: dict[str, Any] = {entry.key: (entry.form, entry.default) for entry in entries()}
+    return create_model("Entries", **values)
 
 
 @cache
