@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from commands import Process, run, wait_for_rows
+from fedkeel.errors import ConfigError
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.blocks import line_cells
 from fedkeel.reproduce.catalogue import read
+from fedkeel.reproduce.estimate import what_is_left
 from fedkeel.reproduce.outcome import TableLine, table_lines
 from fedkeel.reproduce.pages import TablePage
 from fedkeel.reproduce.plan import TableProgress, TableRequest, TableRun, table_runs
@@ -182,6 +185,43 @@ def test_killed_and_taken_up_again(tmp_path: Path, number: signal.Signals) -> No
         assert rows(cell) == [
             repr(replace(row, seconds={}, processor_seconds=None)) for row in whole.rows
         ]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_time_is_up(tmp_path: Path, jobs: int) -> None:
+    """Runs end after a whole round, what is left is said, and the next call goes on."""
+    text = TINY.replace("rounds = 6", "rounds = 100000")
+    found = plan(tmp_path, text, columns=("plain",), rows=("FedAvg",), seeds=1)
+    assert len(found) == 1
+    assert what_is_left(found, jobs) == "one run left"
+    ended = run_cells(found, jobs, seconds=3.0)
+    assert (ended.time_is_up, ended.complete, ended.failures) == (True, False, {})
+    done = RunFolder(found[0].folder).rows()[-1].round
+    assert done > 0
+    assert "one run left, about" in what_is_left(found, jobs)
+    assert run_cells(found, jobs, seconds=3.0).time_is_up
+    assert RunFolder(found[0].folder).rows()[-1].round > done
+
+
+def test_enough_time(tmp_path: Path) -> None:
+    found = plan(tmp_path, columns=("plain",), rows=("FedAvg",), seeds=1)
+    ended = run_cells(found, 1, seconds=300.0)
+    assert (ended.time_is_up, ended.complete, ended.finished) == (False, True, 1)
+
+
+def test_an_unknown_row(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tiny has no row 'FedAwg'"):
+        plan(tmp_path, rows=("FedAwg",))
+
+
+def test_all_runs_train_where_they_are_told_to(tmp_path: Path) -> None:
+    found = plan(tmp_path, columns=("plain",), rows=("FedAvg",), seeds=1)
+    if not torch.cuda.is_available():
+        why = run_cells(found, 1, device="cuda").failures
+        assert "GPU" in " ".join(why.values())
+    assert run_cells(found, 1, device="cpu").finished == 1
+    with pytest.raises(ConfigError, match="gpu"):
+        run_cells(plan(tmp_path, seeds=1), 1, device="gpu")
 
 
 def test_what_is_diagnosed_is_shown_as_measured(tmp_path: Path) -> None:

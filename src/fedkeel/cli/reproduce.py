@@ -15,12 +15,18 @@ OUT = typer.Option(Path("runs/reproduce"), "--out", help="Folder of all runs and
 LIST_SECONDS = 20.0
 """Seconds that a list may spend on measuring; the next list continues."""
 
+TIME_IS_UP = 75
+"""Exit code where the time was up before the runs: the same command may be given again."""
+
 
 def reproduce(
     name: str = NAME,
     quick: bool = typer.Option(False, "--quick", help="Run a smaller version, marked as such."),
     columns: str = typer.Option(None, "--columns", help="Ids of columns, separated by commas."),
+    rows: list[str] = typer.Option([], "--row", help="Name of a row; may be given again."),
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
+    seconds: float = typer.Option(None, "--seconds", min=1, help="Stop after so many seconds."),
+    device: str = typer.Option(None, "--device", help="Where all runs train: cpu or cuda."),
     jobs: int = typer.Option(None, "--jobs", min=1, help="Runs at a time; one per core."),
     out: Path = OUT,
     tune: bool = typer.Option(False, "--tune", help="Search each method's parameters first."),
@@ -34,6 +40,9 @@ def reproduce(
 
     Every cell is a separate run, stored by its settings: the same command continues after an
     interrupt, and tables share the runs that they have in common.
+
+    Where --seconds are up, the runs finish their round and save, and the exit code is 75: the same
+    command goes on. Rounds that are under way need some seconds more than that.
     """
     from fedkeel.engine.process.affinity import core_count
 
@@ -42,8 +51,15 @@ def reproduce(
         _list(out, quick, jobs, None if measure else LIST_SECONDS, as_json, quiet)
         return
     ids = tuple(word.strip() for word in (columns or "").split(",") if word.strip())
-    version = {"quick": quick, "columns": ids, "seeds": seeds, "tuned": tune}
-    _reproduce(name, out, version, None if show else jobs, docs, as_json, quiet)
+    version = {
+        "quick": quick,
+        "columns": ids,
+        "rows": tuple(rows),
+        "seeds": seeds,
+        "tuned": tune,
+    }
+    how = {"seconds": seconds, "device": device}
+    _reproduce(name, out, version, None if show else jobs, how, docs, as_json, quiet)
 
 
 def _list(
@@ -71,12 +87,14 @@ def _reproduce(
     out: Path,
     version: dict[str, Any],
     jobs: int | None,
+    how: dict[str, Any],
     docs: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Run a table, or only show it where `jobs` is None, and write its pages."""
     from fedkeel.reproduce import catalogue, tuning
+    from fedkeel.reproduce.estimate import what_is_left
     from fedkeel.reproduce.outcome import table_lines
     from fedkeel.reproduce.pages import TablePage, line_prefix
     from fedkeel.reproduce.plan import TableRequest, table_runs
@@ -98,7 +116,7 @@ def _reproduce(
             request = replace(request, tuned_settings=search.settings)
         runs = table_runs(table, request)
         if jobs is not None:
-            outcomes = run_cells(runs, jobs, progress_display(console, quiet, prefix))
+            outcomes = run_cells(runs, jobs, progress_display(console, quiet, prefix), **how)
     except KeyboardInterrupt:
         say(console, f"{prefix}stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
@@ -113,6 +131,10 @@ def _reproduce(
         say(console, f"{prefix}page    {page.write_markdown(docs)}")
     for run, why in outcomes.failures.items():
         say(console, f"{prefix}failed  {run}: {why}")
+    if outcomes.time_is_up:
+        left = what_is_left(runs, jobs or 1)
+        say(console, f"{prefix}the time is up; {left}; the same command goes on")
+        raise typer.Exit(TIME_IS_UP)
     if not outcomes.complete:
         say(console, f"{prefix}interrupted; the same command goes on where it stopped")
         raise typer.Exit(130)

@@ -27,9 +27,10 @@ from fedkeel.data.dataset import Dataset, dataset
 from fedkeel.data.federation import federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, counted
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
+from fedkeel.report.formatting import format_duration
 from fedkeel.reproduce.plan import CellKey, TableRun
 from fedkeel.reproduce.table import PaperTable
 from fedkeel.runner.prepare import prepare, task
@@ -248,6 +249,38 @@ def estimate(runs: Sequence[TableRun], speeds: SpeedStore) -> TimeEstimate:
         total += of_run
         left += 0.0 if run.is_finished else of_run
     return TimeEstimate(total, left, guessed, unknown)
+
+
+def what_is_left(runs: Sequence[TableRun], jobs: int) -> str:
+    """Return how many runs are left, and how long they take, as text."""
+    left = len({run.folder for run in runs if not run.absent and not run.is_finished})
+    seconds = seconds_left(runs)
+    time = "" if seconds is None else f", about {format_duration(seconds / jobs)}"
+    return f"{counted(left, 'run')} left{time}"
+
+
+def seconds_left(runs: Sequence[TableRun]) -> float | None:
+    """Return the seconds that the rest of unfinished runs takes in one process.
+
+    A run without a round of its own takes as long as the mean of those that have some; None where
+    none has.
+    """
+    speeds: list[float] = []
+    rounds = 0  # of runs without a speed
+    total = 0.0
+    for run in {run.folder: run for run in runs if not run.absent and not run.is_finished}.values():
+        per_round = _seconds_per_round(run.folder)
+        if per_round is None:
+            rounds += run.experiment.rounds
+        else:
+            speeds.append(per_round)
+            done = RunFolder(run.folder).rows()[-1].round
+            total += per_round * max(run.experiment.rounds - done, 0)
+    if rounds and not speeds:
+        speeds = [s for run in runs if (s := _seconds_per_round(run.folder)) is not None]
+        if not speeds:
+            return None
+    return total + (rounds * sum(speeds) / len(speeds) if rounds else 0.0)
 
 
 def experiments_to_measure(

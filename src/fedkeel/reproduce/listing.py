@@ -89,7 +89,7 @@ def list_tables(
         measuring_seconds: seconds to measure missing speeds in; None measures all.
         show: shows a line about what is going on.
     """
-    request = replace(request, columns=())
+    request = replace(request, columns=(), rows=())
     tables: list[tuple[PaperTable, list[TableRun]]] = []
     for table in map(load, names()):
         lacks_version = request.quick and table.quick is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,8 @@ class TablePage:
             columns = [name for name in columns if name in table.quick.columns]
         if len(shown) < len(columns):
             words += ["--columns", ",".join(shown)]
+        for row in request.rows:
+            words += ["--row", shlex.quote(row)]
         seeds = max((line.wanted for line in self.lines), default=table.seeds)
         if not request.quick and seeds != table.seeds:
             words += ["--seeds", str(seeds)]

@@ -42,6 +42,7 @@ class TableRequest:
         out: folder of all tables; their runs share its subfolder ``runs``.
         quick: whether the smaller version is wanted.
         columns: ids of the columns; empty for all.
+        rows: names of the rows; empty for all.
         seeds: number of seeds; None for the table's.
         tuned: whether the version with searched hyper-parameters is wanted.
         tuned_settings: what the search found; None before it. Cells without an entry are left out.
@@ -50,6 +51,7 @@ class TableRequest:
     out: Path
     quick: bool = False
     columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     seeds: int | None = None
     tuned: bool = False
     tuned_settings: TunedSettings | None = None
@@ -116,15 +118,18 @@ def table_runs(table: PaperTable, request: TableRequest) -> list[TableRun]:
     """Return the runs of a table, seed by seed, in each seed column by column.
 
     Raises:
-        ConfigError: an unknown column, or there is no smaller version.
+        ConfigError: an unknown column or row, or there is no smaller version.
     """
     if request.quick and table.quick is None:
         raise ConfigError(f"{table.id} has no quick version.", do="run it without --quick")
-    known = [column.id for column in table.columns]
-    for wanted in request.columns:
+    columns, rows = [column.id for column in table.columns], [row.name for row in table.rows]
+    for what, wanted, known in (
+        *(("column", name, columns) for name in request.columns),
+        *(("row", name, rows) for name in request.rows),
+    ):
         if wanted not in known:
             raise ConfigError(
-                f"{table.id} has no column {wanted!r}.", do=did_you_mean(wanted, known, 24)
+                f"{table.id} has no {what} {wanted!r}.", do=did_you_mean(wanted, known, 24)
             )
     return list(_runs(table, request)) if table.is_runnable else []
 
@@ -151,13 +156,14 @@ def _runs(table: PaperTable, request: TableRequest) -> Iterator[TableRun]:
 
 
 def _cells(table: PaperTable, request: TableRequest) -> list[tuple[Row, PaperColumn]]:
-    """Return the wanted cells; named columns replace those of the smaller version, rows stay."""
-    quick_rows = table.quick.rows if request.quick and table.quick else ()
+    """Return the wanted cells; named columns and rows replace those of the smaller version."""
+    quick = table.quick if request.quick else None
+    columns = request.columns or (quick.columns if quick else ())
+    rows = request.rows or (quick.rows if quick else ())
     return [
         (row, column)
-        for row, column in table.cells(request.quick and not request.columns)
-        if (not request.columns or column.id in request.columns)
-        and (not quick_rows or row.name in quick_rows)
+        for row, column in table.cells()
+        if (not columns or column.id in columns) and (not rows or row.name in rows)
     ]
 
 

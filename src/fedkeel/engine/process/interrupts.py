@@ -80,6 +80,38 @@ def interrupts(on_interrupt: Callable[[], None] | None = None) -> Iterator[threa
             thread.join(1.0)
 
 
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[threading.Event]:
+    """Interrupt the work inside once so many seconds have passed, as the first Ctrl-C does.
+
+    Yields:
+        An event that is set when the time is up; it is not set by other interrupts.
+    """
+    is_up = threading.Event()
+    if seconds is None:
+        yield is_up
+        return
+    with interrupts() as stop:
+        main = threading.main_thread().ident
+
+        def end() -> None:
+            if stop.is_set():  # a second interrupt would end the work in the middle of a round
+                return
+            is_up.set()
+            if hasattr(signal, "pthread_kill") and main is not None:
+                signal.pthread_kill(main, signal.SIGTERM)
+            else:
+                signal.raise_signal(signal.SIGTERM)
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield is_up
+        finally:
+            timer.cancel()
+
+
 def is_end_requested() -> bool:
     """Return whether an interrupt has asked work of this process to end."""
     return any(work.stop.is_set() for work in _waiting)
