@@ -91,7 +91,8 @@ class Declaration:
     Class attributes:
         feature: import path of the feature itself, ``module:Class``; it is loaded for runs only.
         table: name of its table of settings in a file; its key in run.json.
-        settings_class: the settings in that table.
+        settings_class: the settings in that table; `Settings` itself where other settings, such as
+            the method's name, ask for the feature, and a file has no such table.
         default: the settings where a file has no such table; None: no feature then.
         figures: the numbers that its hooks add to round records.
         entries: what else they add to round records, where it is not the default.
@@ -103,7 +104,7 @@ class Declaration:
 
     feature: ClassVar[str]
     table: ClassVar[str]
-    settings_class: ClassVar[type[Settings]]
+    settings_class: ClassVar[type[Settings]] = Settings
     default: ClassVar[Settings | None] = None
     figures: ClassVar[tuple[Figure, ...]] = ()
     entries: ClassVar[tuple[Entry, ...]] = ()
@@ -141,6 +142,13 @@ def declarations() -> Mapping[str, type[Declaration]]:
                 do="uninstall one of their packages",
             )
     return found
+
+
+@cache
+def declared_tables() -> Mapping[str, type[Declaration]]:
+    """Return the features that have a table of settings of their own."""
+    every = declarations().items()
+    return {table: kind for table, kind in every if kind.settings_class is not Settings}
 
 
 @cache

@@ -8,7 +8,7 @@ that file again repeats the run.
 from typing import TYPE_CHECKING
 
 from fedkeel.base.error_messages import meant, paths
-from fedkeel.base.feature import declarations
+from fedkeel.base.feature import declared_tables
 from fedkeel.base.settings import Settings
 from fedkeel.config.adversary import Adversary
 from fedkeel.config.audit import Audit
@@ -84,7 +84,7 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Return the settings of a feature by the name of their class, such as `Privacy`."""
-        for kind in declarations().values():
+        for kind in declared_tables().values():
             if kind.settings_class.__name__ == name:
                 return kind.settings_class
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

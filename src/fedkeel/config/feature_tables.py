@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import create_model
 
-from fedkeel.base.feature import declarations
+from fedkeel.base.feature import declared_tables
 from fedkeel.base.settings import Settings
 
 _S = TypeVar("_S", bound=Settings)
@@ -21,10 +21,10 @@ def with_tables(base: type[_S], name: str, module: str) -> type[_S]:
         module: full name of that module.
     """
     tables: dict[str, Any] = {}
-    for kind in declarations().values():
+    for kind in declared_tables().values():
         values = kind.settings_class
         tables[kind.table] = (values if kind.default else values | None, kind.default)
     made = create_model(name, __base__=base, __module__=module, **tables)
-    lines = [f"        {table}: {kind.meaning}\n" for table, kind in declarations().items()]
+    lines = [f"        {table}: {kind.meaning}\n" for table, kind in declared_tables().items()]
     made.__doc__ = f"{(base.__doc__ or '').rstrip()}\n{''.join(lines)}    "
     return made

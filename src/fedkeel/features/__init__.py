@@ -3,5 +3,8 @@
 Adding one is a folder here and a line below; an installed package adds its own by an entry point.
 """
 
-FEATURES = ("fedkeel.features.budget.declaration:PrivacyDeclaration",)
+FEATURES = (
+    "fedkeel.features.selection.declaration:SelectionDeclaration",
+    "fedkeel.features.budget.declaration:PrivacyDeclaration",
+)
 """Import path of the declaration of each feature, in the order in which they wrap a run."""

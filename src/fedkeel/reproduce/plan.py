@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedkeel import config
-from fedkeel.base.feature import declarations
+from fedkeel.base.feature import declared_tables
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
@@ -199,7 +199,7 @@ def digest(experiment: config.Experiment) -> str:
             del values[table][name]
     if not experiment.diagnose.kinds:
         del values["diagnose"]
-    for table, kind in declarations().items():
+    for table, kind in declared_tables().items():
         if getattr(experiment, table) == kind.default:
             del values[table]
     values["version"] = __version__

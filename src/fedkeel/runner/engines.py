@@ -21,6 +21,7 @@ from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice
+from fedkeel.runner.features import features_of
 from fedkeel.tree import nbytes
 
 
@@ -119,7 +120,9 @@ def may_be_on_gpu(prepared: Prepared) -> bool:
     A user's part may make tensors on the processor.
     """
     plan = prepared.plan
-    if prepared.is_baseline or prepared.attack is not None or prepared.cohort.by_losses:
+    if prepared.is_baseline or prepared.attack is not None:
+        return False
+    if any(feature.on_processor for feature in features_of(prepared).values()):
         return False
     if user_modules(plan.parts) or plan.surveys or plan.policy:
         return False

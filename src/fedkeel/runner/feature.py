@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from fedkeel import config
 from fedkeel.config import ChosenWeights
@@ -17,11 +17,14 @@ class Feature:
     is in its hooks.
 
     Args:
-        settings: its table.
+        settings: its table, or other settings that ask for it.
     """
 
     def __init__(self, settings: Any) -> None:  # noqa: ANN401 - of `settings_class`
         self.settings = settings
+
+    on_processor: ClassVar[bool] = False
+    """Whether it reads tensors of the server in a round, which then stay on the processor."""
 
     @classmethod
     def of(cls, settings: config.Run, table: str) -> Self | None:
@@ -51,11 +54,11 @@ class Feature:
             FedkeelError: with the reason.
         """
 
-    def identity(self, values: dict[str, Any]) -> dict[str, Any] | None:
+    def identity(self, values: Any) -> Any:  # noqa: ANN401 - JSON
         """Return what the key of the run is to have of this feature; None for nothing.
 
         Args:
-            values: its table of settings.
+            values: its table of settings as JSON; None where there is none.
         """
         return values
 

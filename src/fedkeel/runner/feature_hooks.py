@@ -7,6 +7,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fedkeel.data.cohort import Select
+from fedkeel.data.dataset import Ints
+from fedkeel.data.partition.common import Floats
+from fedkeel.engine.base import TrainedCohort
+from fedkeel.method.context import Message
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback
 
@@ -35,6 +40,27 @@ class Hooks(Callback):
         Args:
             arrays: all that the checkpoint holds.
             rows: the rounds until then.
+        """
+
+
+class Selector(Hooks, Select):
+    """Selects the clients of each round in place of the seed, see `data.cohort.Select`.
+
+    Attributes:
+        seconds: [C] how long a round takes each client; None where no time is counted.
+        message: what the clients of the next round are sent; None before the first.
+    """
+
+    seconds: Floats | None = None
+    message: Message | None = None
+
+    def observe(self, trained: TrainedCohort, keep: Ints, round: int) -> None:
+        """Look at replies, after the server's step.
+
+        Args:
+            trained: what clients have replied.
+            keep: the clients whose replies count.
+            round: the round, counted from 1.
         """
 
 

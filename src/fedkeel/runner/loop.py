@@ -84,7 +84,7 @@ class RoundLoop:
         self._observer = Observer(prepared, record.engine.first_device)
         self._hooks = hooks_of(prepared)
         self._callbacks = CallbackList([*self._hooks, early_stopping, *best, *callbacks])
-        self._training = Training(prepared, self._callbacks, trainings)
+        self._training = Training(prepared, self._callbacks, trainings, self._hooks)
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
         self._stop_reason = ""

@@ -53,7 +53,6 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
 from fedkeel.runner.features import features_asked_for, features_of
-from fedkeel.runner.selection import check_selection
 from fedkeel.secure.legality import check_secure_aggregation
 from fedkeel.system.asynchronous import check_buffer
 from fedkeel.system.devices import files_digest
@@ -243,7 +242,6 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     )
     for feature in features_of(prepared).values():
         feature.check(prepared)
-    check_selection(prepared)
     if settings.system is not None:
         make_schedule(prepared)  # refuses what the settings of time cannot be used for
     elif prepared.plan.policy is not None:
@@ -531,10 +529,11 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
     else:
         settings["system"].update(files_digest(prepared.settings.system))
     identities = {
-        table: feature.identity(settings[table]) for table, feature in features_of(prepared).items()
+        table: feature.identity(settings.get(table))
+        for table, feature in features_of(prepared).items()
     }
     for table in declarations():
-        settings.pop(table)
+        settings.pop(table, None)
         if identities.get(table) is not None:
             settings[table] = identities[table]
     if prepared.attack is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedkeel.method.survey import add_mean_answers
 from fedkeel.runner.arrivals import Arrivals
 from fedkeel.runner.attack import under_attack
 from fedkeel.runner.callbacks import CallbackList
-from fedkeel.runner.selection import SelectionByLosses
+from fedkeel.runner.feature_hooks import Hooks, Selector
 from fedkeel.system.asynchronous import Asynchronous
 from fedkeel.system.make import make_schedule
 from fedkeel.system.schedule import Due, Synchronous, Untimed
@@ -33,15 +33,18 @@ class Training:
         prepared: the run.
         callbacks: are told how far a round is.
         trainings: those of nodes, for a server that does not wait; None simulates them.
+        hooks: of the run's features; one may select the clients of a round.
     """
 
     def __init__(
-        self, prepared: Prepared, callbacks: CallbackList, trainings: Trainings | None = None
+        self,
+        prepared: Prepared,
+        callbacks: CallbackList,
+        trainings: Trainings | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         self._prepared, self._callbacks = prepared, callbacks
-        self._selection: SelectionByLosses | None = None
-        if prepared.cohort.by_losses and not prepared.is_baseline:
-            self._selection = SelectionByLosses(prepared)
+        self._selection = next((item for item in hooks if isinstance(item, Selector)), None)
         self._schedule = make_schedule(prepared, trainings, self._selection)
         if self._selection is not None and isinstance(self._schedule, Synchronous):
             self._selection.seconds = self._schedule.seconds
@@ -112,18 +115,13 @@ class Training:
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint has to hold beside the server's and the clients' state."""
-        keepers = (self._arrivals, self._selection)
-        return {
-            k: v for keeper in keepers if keeper is not None for k, v in keeper.snapshot().items()
-        }
+        return {} if self._arrivals is None else self._arrivals.snapshot()
 
     def restore(
         self, arrays: Mapping[str, NDArray[Any]], server: Server, seconds: float | None
     ) -> None:
         """Go on from a checkpoint, at the virtual time of its last round."""
         self._schedule.resume(server.round, seconds)
-        if self._selection is not None:
-            self._selection.restore(arrays)
         if self._arrivals is not None:
             like = server_message(self._prepared.plan, server, 1.0)
             self._arrivals.restore(arrays, like)

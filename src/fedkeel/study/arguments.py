@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedkeel import config
-from fedkeel.base.feature import declarations
+from fedkeel.base.feature import declared_tables
 from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
@@ -49,7 +49,7 @@ def run_settings(**values: object) -> config.Run:
         values["track"] = {"to": values["track"]}
     for name in ("evaluation", "stop", "diagnose", "track", "adversary", "engine"):
         values[name] = {} if values.get(name) is None else values[name]
-    features = declarations()
+    features = declared_tables()
     given = {name: (item.settings_class, item.example) for name, item in features.items()}
     for name, (kind, example) in {**_TABLES, **given}.items():
         if values.get(name) is None and (name == "system" or name in features):

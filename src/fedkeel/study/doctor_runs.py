@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel import config
-from fedkeel.base.feature import declarations
+from fedkeel.base.feature import declared_tables
 from fedkeel.config import Run as RunSettings
 from fedkeel.cost.engine_rule import EngineRule
 from fedkeel.data.federation import Federation
@@ -136,7 +136,7 @@ def short_settings(settings: RunSettings) -> RunSettings:
         "evaluation": settings.evaluation.model_copy(update={"clients_every": 0, "target": None}),
         "stop": config.Stop(),
         "diagnose": config.Diagnose(),
-        **{table: kind.default for table, kind in declarations().items()},
+        **{table: kind.default for table, kind in declared_tables().items()},
     }
     return with_one_weighting(RunSettings(**{**values, **changes}))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,54 +11,30 @@ from numpy.typing import NDArray
 
 from fedkeel.data.cohort import Selection, select, selectable, with_dropouts
 from fedkeel.data.federation import Federation, concatenate_rows
-from fedkeel.data.loss_selection import (
+from fedkeel.data.partition.common import Floats
+from fedkeel.engine.base import TrainedCohort, TrainingSetup
+from fedkeel.engine.evaluation import evaluate, scores_by_group
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.features.selection.rules import (
     SLOWNESS_EXPONENT,
     draw_by_utility,
     explored_share,
     largest_losses,
     oort_utility,
 )
-from fedkeel.data.partition.common import Floats
-from fedkeel.engine.base import TrainedCohort, TrainingSetup
-from fedkeel.engine.evaluation import evaluate, scores_by_group
-from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.process.numerics import use_numerics
-from fedkeel.errors import ConfigError
 from fedkeel.method.context import Ints, Message
+from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import LOSS
 from fedkeel.rng import generator
+from fedkeel.runner.feature_hooks import Selector
 
 UTILITY, LAST_ROUND = "selection/utility", "selection/last_round"
 """Names in a checkpoint of what each client's last training says, NaN without one, and of the round
 in which that was, counted from 1."""
 
 
-def check_selection(prepared: Prepared) -> None:
-    """Refuse a selection by losses that cannot be made.
-
-    Raises:
-        ConfigError: with the reason.
-    """
-    cohort, clients = prepared.cohort, len(prepared.setup.federation)
-    if not cohort.by_losses or prepared.is_baseline:
-        return
-    if prepared.setup.training.personal:
-        raise ConfigError(
-            f"cohort.sampling = {cohort.sampling!r} does not go with personal parameters.",
-            got=prepared.plan.expression,
-            why="it compares clients by the loss of one model",
-            do="set cohort.sampling = 'uniform'",
-        )
-    wanted, most = cohort.candidates, clients - cohort.new_count
-    if wanted is not None and not cohort.size(clients) <= wanted <= most:
-        raise ConfigError(
-            "cohort.candidates does not fit the clients of a round.",
-            got=wanted,
-            expected=f"{cohort.size(clients)}..{most}",
-        )
-
-
-class SelectionByLosses:
+class SelectorByLosses(Selector):
     """Selects the clients of each round of a run.
 
     ``power_of_choice``: d candidates are drawn without replacement in proportion to their examples,
@@ -71,16 +47,13 @@ class SelectionByLosses:
 
     Args:
         prepared: the run.
-        seconds: [C] how long a round takes each client; None where no time is counted.
     """
 
-    def __init__(self, prepared: Prepared, seconds: Floats | None = None) -> None:
+    def __init__(self, prepared: Prepared) -> None:
         self._setup, self._cohort = prepared.setup, prepared.cohort
         self._sizes, self._seed = prepared.setup.federation.sizes, prepared.server_seed
-        self.seconds = seconds
         self._utility = np.full(len(self._sizes), np.nan)  # [C] examples times loss
         self._last_round = np.zeros(len(self._sizes), dtype=np.int64)  # [C] counted from 1
-        self.message: Message | None = None
 
     def __call__(self, round: int, among: Ints | None = None) -> Selection:
         """Return the clients of a round; see `data.cohort.select`."""
@@ -153,11 +126,11 @@ class SelectionByLosses:
         self._utility[clients] = self._sizes[clients] * trained.loss[rows]
         self._last_round[clients] = round
 
-    def snapshot(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """Return what is remembered, for a checkpoint."""
         return {UTILITY: self._utility.copy(), LAST_ROUND: self._last_round.copy()}
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, arrays: Mapping[str, NDArray[Any]], rows: Sequence[RoundRecord]) -> None:
         """Take what a checkpoint holds."""
         self._utility[:] = arrays[UTILITY]
         self._last_round[:] = arrays[LAST_ROUND]
