@@ -27,8 +27,8 @@ from torch import nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.config import build
-from fedkeel.leakage.examine import examine
 from fedkeel.runner.prepare import gather
+from fedkeel.study.audit.examine import examine
 from fedkeel.task.models import make
 
 SEEDS = (0, 1, 2)

@@ -33,7 +33,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, mean_of_last, sample_deviation
 from fedkeel.report.formatting import format_score
 from fedkeel.study.compare import compare
-from fedkeel.study.doctor import ADVISED, examine
+from fedkeel.study.doctor.examine import ADVISED, examine
 from fedkeel.study.trial_score import TrialScore
 from fedkeel.study.tune import tune
 

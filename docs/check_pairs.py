@@ -5,7 +5,7 @@
     python docs/check_pairs.py --workers 4 --out FILE
 
 Each result is one JSON line. A pair whose result the file has, made by the same code, is not
-checked again. CI checks a fixed sample of pairs (tests/conformance/test_pairs.py).
+checked again. CI checks a fixed sample of pairs (tests/study/conformance/test_pairs.py).
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from fedkeel.data.read.user_data import dataset as dataset
     from fedkeel.errors import FedkeelError as FedkeelError
     from fedkeel.features.budget.settings import Privacy as Privacy
-    from fedkeel.leakage.audit import audit as audit
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
     from fedkeel.predict.trained_model import load as load
     from fedkeel.runner.callbacks import Callback as Callback
     from fedkeel.study.api import compare as compare
     from fedkeel.study.api import run as run
-    from fedkeel.study.doctor import doctor as doctor
+    from fedkeel.study.audit.audit import audit as audit
+    from fedkeel.study.doctor.examine import doctor as doctor
     from fedkeel.task.metrics.registry import metric as metric
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
     from fedkeel.task.task import Task as Task
@@ -78,9 +78,9 @@ _HOMES = {
     "fedkeel.predict.trained_model": ("load",),
     "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("compare", "run"),
-    "fedkeel.study.doctor": ("doctor",),
+    "fedkeel.study.doctor.examine": ("doctor",),
     "fedkeel.features.budget.settings": ("Privacy",),
-    "fedkeel.leakage.audit": ("audit",),
+    "fedkeel.study.audit.audit": ("audit",),
     "fedkeel.method.docs.cite": ("cite",),
     "fedkeel.method.grammar": ("parse",),
     "fedkeel.task.metrics.registry": ("metric",),

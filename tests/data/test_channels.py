@@ -13,7 +13,7 @@ import fedkeel as fk
 from each import each
 from fedkeel import config
 from fedkeel.data.read.load import load
-from fedkeel.leakage.quality import Units
+from fedkeel.study.audit.quality import Units
 
 SHAPES = [(6, 3), (3, 3), (6, 1), (2, 5), (4, 2, 3)]
 LOCAL = fk.Local(lr=0.1, epochs=1, batch_size=10)

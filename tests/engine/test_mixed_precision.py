@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedkeel import Engine
-from fedkeel.conformance.small_federation import SmallFederation, SmallMLP
 from fedkeel.errors import FedkeelError
 from fedkeel.runner.start import start
+from fedkeel.study.conformance.small_federation import SmallFederation, SmallMLP
 from method.players import ENTRIES
 
 MIXED = {"dtype": "float32", "precision": "bf16-mixed"}

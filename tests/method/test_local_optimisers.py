@@ -18,7 +18,6 @@ from torch import nn
 import fedkeel as fk
 from each import each
 from fedkeel import tree
-from fedkeel.conformance.small_federation import ADAMW, SmallFederation
 from fedkeel.data import batches
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.client_inputs import take_examples
@@ -36,6 +35,7 @@ from fedkeel.method.server_round import server_message
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.start import start
+from fedkeel.study.conformance.small_federation import ADAMW, SmallFederation
 from fedkeel.tree import State, Tree
 from toys import prepared, same
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine.vectorized.test_engine import ready
 from fedkeel import tree
-from fedkeel.conformance.small_federation import SmallFederation
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.engine.vectorized.single_process import SingleProcess
 from fedkeel.errors import TrainingError
@@ -23,6 +22,7 @@ from fedkeel.method.server_round import server_message, server_round
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.engines import may_be_on_gpu
 from fedkeel.runner.start import start
+from fedkeel.study.conformance.small_federation import SmallFederation
 from method.players import ENTRIES
 
 META = torch.device("meta")

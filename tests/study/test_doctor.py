@@ -25,8 +25,8 @@ from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.doctor_page import render_doctor_page
 from fedkeel.runner.prepare import gather
 from fedkeel.runner.progress import ProgressDisplay
-from fedkeel.study.doctor import examine
-from fedkeel.study.doctor_data import measure_data
+from fedkeel.study.doctor.data import measure_data
+from fedkeel.study.doctor.examine import examine
 from fedkeel.study.tune import tune
 
 RANDOM = np.random.default_rng(0)

@@ -43,11 +43,11 @@ def audit(
     """
     from fedkeel import config
     from fedkeel.cli.experiment import read_experiment, shown_progress
-    from fedkeel.leakage.examine import examine
     from fedkeel.records.audit import write_audit
     from fedkeel.report.audit_page import write_audit_page
     from fedkeel.report.audit_text import terminal_page
     from fedkeel.runner.prepare import gather
+    from fedkeel.study.audit.examine import examine
 
     chosen: dict[str, Any] = {
         "attacks": attacks,

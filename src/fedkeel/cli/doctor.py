@@ -48,7 +48,7 @@ def doctor(
     from fedkeel.report.doctor_text import terminal_page
     from fedkeel.runner.prepare import gather
     from fedkeel.runner.progress import WithoutScores
-    from fedkeel.study.doctor import examine
+    from fedkeel.study.doctor.examine import examine
 
     experiment = read_experiment(source)
     out = Path("runs") / f"{experiment.name}-doctor" if out is None else out

@@ -45,7 +45,7 @@ def _print_bibtex(expression: str) -> None:
 
 
 def _check(expression: str, as_json: bool) -> None:
-    from fedkeel.conformance import run_checks
+    from fedkeel.study.conformance import run_checks
 
     checks = run_checks(expression)
     if as_json:

@@ -14,7 +14,6 @@ from pathlib import Path
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.interrupts import time_limit
-from fedkeel.leakage.examine import examine
 from fedkeel.records.audit import write_audit
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Status
@@ -22,6 +21,7 @@ from fedkeel.reproduce.plan import TableRun
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.start import start
+from fedkeel.study.audit.examine import examine
 from fedkeel.study.compare import create_folder
 from fedkeel.study.pool import RunRequest, can_fork, run_all, single_process
 

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.conformance.checks import run_checks
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.runner.result import Result
+from fedkeel.study.conformance.checks import run_checks
 from toys import Net, federation, held, same
 
 SECONDS = 60.0

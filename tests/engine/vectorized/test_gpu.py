@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from engine.vectorized.test_engine import ALIKE, Dropped, net, ready
-from fedkeel.conformance.small_federation import SmallFederation
 from fedkeel.engine.vectorized.memory import COMPILED, USABLE, MemoryBound
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.start import start
+from fedkeel.study.conformance.small_federation import SmallFederation
 from fedkeel.tree import Tree
 from method.players import ENTRIES
 

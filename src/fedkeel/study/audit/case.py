@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.values import rows_of
-from fedkeel.leakage.matching import GradientModel
-from fedkeel.leakage.observation import Observation, Overheard
-from fedkeel.leakage.quality import Units
 from fedkeel.method.context import Ints
 from fedkeel.rng import generator, torch_seed
+from fedkeel.study.audit.matching import GradientModel
+from fedkeel.study.audit.observation import Observation, Overheard
+from fedkeel.study.audit.quality import Units
 from fedkeel.task.losses import cross_entropy
 
 TARGETS = {

@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from fedkeel.leakage.quality import ReconstructionQuality, Units
 from fedkeel.records.audit import Picture
+from fedkeel.study.audit.quality import ReconstructionQuality, Units
 
 MOST = 8
 """Pictures that a result keeps."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fedkeel import config
 from fedkeel.config import Weights
-from fedkeel.conformance.tasks import SmallTask
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, dataset
 from fedkeel.data.federation import Federation, federation
@@ -36,6 +35,7 @@ from fedkeel.rng import generator
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
+from fedkeel.study.conformance.tasks import SmallTask
 from fedkeel.task.batch import Batch
 from fedkeel.task.task import Task
 from fedkeel.tree import State, Tree, map_tensors, stack, substates, tensors

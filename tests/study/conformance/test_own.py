@@ -17,7 +17,7 @@ from fedkeel.method.docs.docstring import read
 from fedkeel.method.grammar import parse
 from fedkeel.solve.span import Span
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_method.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own_method.py"
 METHOD = "own_method:Agreement"
 
 

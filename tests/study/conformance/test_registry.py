@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fedkeel.conformance import CHECKS, Check, check_method, run_checks
 from fedkeel.method.grammar import parse
 from fedkeel.method.index import ALIASES
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES
+from fedkeel.study.conformance import CHECKS, Check, check_method, run_checks
 from harness import EVERYTHING
 
 GC = ("gcfed", "gcfed.global")

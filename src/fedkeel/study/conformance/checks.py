@@ -22,8 +22,6 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.conformance.small_federation import ADAMW, PER_ROUND, ROUNDS, Linear, SmallFederation
-from fedkeel.conformance.tasks import TASKS
 from fedkeel.cost.memory import estimate_run
 from fedkeel.data.values import as_state
 from fedkeel.engine.base import ClientJob
@@ -43,6 +41,14 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
+from fedkeel.study.conformance.small_federation import (
+    ADAMW,
+    PER_ROUND,
+    ROUNDS,
+    Linear,
+    SmallFederation,
+)
+from fedkeel.study.conformance.tasks import TASKS
 from fedkeel.tree import State, Tree, walk
 from fedkeel.user_code import one_line
 

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.leakage import linear
-from fedkeel.leakage.case import Case
-from fedkeel.leakage.constrained import Unprojected, find_cgc, hidden_by_cgc, multipliers
-from fedkeel.leakage.inversion import (
+from fedkeel.records.audit import AttackResult
+from fedkeel.study.audit import linear
+from fedkeel.study.audit.case import Case
+from fedkeel.study.audit.constrained import Unprojected, find_cgc, hidden_by_cgc, multipliers
+from fedkeel.study.audit.inversion import (
     Descent,
     Guess,
     Progress,
@@ -20,10 +21,9 @@ from fedkeel.leakage.inversion import (
     dlg,
     match_images,
 )
-from fedkeel.leakage.membership import loss_scores, matched, separation, update_scores
-from fedkeel.leakage.pictures import pictures_of
-from fedkeel.leakage.quality import RECOVERED, compare
-from fedkeel.records.audit import AttackResult
+from fedkeel.study.audit.membership import loss_scores, matched, separation, update_scores
+from fedkeel.study.audit.pictures import pictures_of
+from fedkeel.study.audit.quality import RECOVERED, compare
 from fedkeel.tree import tensors
 
 AttackFunction = Callable[[Case, Progress], AttackResult]

@@ -39,10 +39,10 @@ from fedkeel.study.arguments import (
     run_settings,
 )
 from fedkeel.study.compare import create_folder
-from fedkeel.study.doctor_data import histogram_of, measure_data
-from fedkeel.study.doctor_pilot import DIAGNOSED, Pilot, PilotResults
-from fedkeel.study.doctor_runs import ShortRuns, for_rounds, held_out, short_settings
-from fedkeel.study.doctor_trials import REFERENCE, Trials, TrialStage, stages
+from fedkeel.study.doctor.data import histogram_of, measure_data
+from fedkeel.study.doctor.pilot import DIAGNOSED, Pilot, PilotResults
+from fedkeel.study.doctor.runs import ShortRuns, for_rounds, held_out, short_settings
+from fedkeel.study.doctor.trials import REFERENCE, Trials, TrialStage, stages
 from fedkeel.study.watching import display_of, interruptible
 from fedkeel.task.task import Task
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.leakage.attacks import ATTACKS
-from fedkeel.leakage.case import Case
-from fedkeel.leakage.membership import lira_scores, matched, separation, update_scores
-from fedkeel.leakage.observation import overhear
-from fedkeel.leakage.shadow import half_of_each_client, lira
-from leakage.conftest import Arrays, prepared
+from fedkeel.study.audit.attacks import ATTACKS
+from fedkeel.study.audit.case import Case
+from fedkeel.study.audit.membership import lira_scores, matched, separation, update_scores
+from fedkeel.study.audit.observation import overhear
+from fedkeel.study.audit.shadow import half_of_each_client, lira
+from study.audit.conftest import Arrays, prepared
 
 QUIET = lambda _: None  # noqa: E731
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.conformance import CHECKS, check_method
+from fedkeel.study.conformance import CHECKS, check_method
 from fedkeel.tree import Tree
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = ("server_optimiser", "client_and_server")
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedkeel.data.federation import Federation
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.leakage.membership import Bools, Separation, confidences, lira_scores, separation
-from fedkeel.leakage.observation import overhear_model
 from fedkeel.method.context import Floats, Ints
 from fedkeel.rng import generator
 from fedkeel.runner.prepare import prepare
+from fedkeel.study.audit.membership import Bools, Separation, confidences, lira_scores, separation
+from fedkeel.study.audit.observation import overhear_model
 
 
 def half_of_each_client(federation: Federation, random: np.random.Generator) -> Federation:

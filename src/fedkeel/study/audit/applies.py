@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from fedkeel.config.audit import AttackName, InversionName
-from fedkeel.leakage import linear
-from fedkeel.leakage.case import Case
+from fedkeel.study.audit import linear
+from fedkeel.study.audit.case import Case
 
 OF_INPUTS = get_args(InversionName)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config.audit import Distance
-from fedkeel.leakage.observation import Observation
+from fedkeel.study.audit.observation import Observation
 from fedkeel.task.batch import Batch
 from fedkeel.tree import Tree
 

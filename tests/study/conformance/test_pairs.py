@@ -14,10 +14,10 @@ from types import ModuleType
 import pytest
 
 from each import each
-from fedkeel.conformance import CHECKS, check_method
 from fedkeel.method.legality import all_pairs, verdict
+from fedkeel.study.conformance import CHECKS, check_method
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "check_pairs.py"
+SCRIPT = Path(__file__).parents[3] / "docs" / "check_pairs.py"
 COUNT = 12
 
 

@@ -17,7 +17,7 @@ from fedkeel.records.doctor import PilotRun
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.best_model import score_on_clients
-from fedkeel.study.doctor_runs import (
+from fedkeel.study.doctor.runs import (
     ShortRun,
     ShortRuns,
     final_score,

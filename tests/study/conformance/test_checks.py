@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeel.conformance import CHECKS, ConformanceError, check_method
-from fedkeel.conformance.checks import Check, run_checks
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method import grammar, registry, server_round
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort, Step
@@ -32,6 +30,8 @@ from fedkeel.method.roles import (
     Upload,
 )
 from fedkeel.solve.span import Span
+from fedkeel.study.conformance import CHECKS, ConformanceError, check_method
+from fedkeel.study.conformance.checks import Check, run_checks
 from fedkeel.task.batch import Output
 from fedkeel.tree import State, Tree
 

@@ -18,16 +18,16 @@ from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.features.budget.feature import privacy_of
-from fedkeel.leakage.applies import why_not
-from fedkeel.leakage.attacks import ATTACKS
-from fedkeel.leakage.case import Case
-from fedkeel.leakage.observation import Overheard, overhear
-from fedkeel.leakage.shadow import lira
 from fedkeel.records.audit import AttackResult, AuditRecord, Skipped
 from fedkeel.records.baselines import BASELINES
 from fedkeel.records.files import write_text
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import FINISHED, ProgressDisplay
+from fedkeel.study.audit.applies import why_not
+from fedkeel.study.audit.attacks import ATTACKS
+from fedkeel.study.audit.case import Case
+from fedkeel.study.audit.observation import Overheard, overhear
+from fedkeel.study.audit.shadow import lira
 
 RESULTS = "attacks.jsonl"
 """File in the folder of an audit with what the attacks found, one a line."""

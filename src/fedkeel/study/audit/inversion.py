@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config.audit import Distance
-from fedkeel.leakage.matching import Direction, GradientModel, Match
+from fedkeel.study.audit.matching import Direction, GradientModel, Match
 
 Progress = Callable[[int], None]
 """Called with the number of iterations that were made since the last call."""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.leakage.matching import GradientModel
 from fedkeel.method.context import Ints
+from fedkeel.study.audit.matching import GradientModel
 from fedkeel.tree import Tree
 
 

@@ -10,7 +10,6 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.errors import ConfigError
 from fedkeel.features.budget.settings import Privacy
-from fedkeel.leakage.examine import examine
 from fedkeel.records.audit import AuditRecord
 from fedkeel.study.arguments import (
     Test,
@@ -19,6 +18,7 @@ from fedkeel.study.arguments import (
     cohort_settings,
     run_settings,
 )
+from fedkeel.study.audit.examine import examine
 from fedkeel.study.watching import display_of, interruptible
 from fedkeel.task.task import Task
 

@@ -13,11 +13,11 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.config import build
 from fedkeel.errors import ConfigError, RunError
-from fedkeel.leakage import examine as module
 from fedkeel.records.audit import AuditRecord
 from fedkeel.report.audit_page import render_audit_page
 from fedkeel.report.audit_text import headline
-from leakage.conftest import Arrays
+from fedkeel.study.audit import examine as module
+from study.audit.conftest import Arrays
 
 
 def make() -> nn.Module:

@@ -10,16 +10,16 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 
 import fedkeel as fk
 from fedkeel import tree
-from fedkeel.leakage import linear
-from fedkeel.leakage.attacks import ATTACKS
-from fedkeel.leakage.case import Case
-from fedkeel.leakage.constrained import find_cgc, hidden_by_cgc
-from fedkeel.leakage.linear import whole_counts
-from fedkeel.leakage.matching import GradientModel
-from fedkeel.leakage.observation import overhear
-from fedkeel.leakage.quality import Units, compare, psnr
 from fedkeel.runner.start import start
-from leakage.conftest import Arrays, prepared
+from fedkeel.study.audit import linear
+from fedkeel.study.audit.attacks import ATTACKS
+from fedkeel.study.audit.case import Case
+from fedkeel.study.audit.constrained import find_cgc, hidden_by_cgc
+from fedkeel.study.audit.linear import whole_counts
+from fedkeel.study.audit.matching import GradientModel
+from fedkeel.study.audit.observation import overhear
+from fedkeel.study.audit.quality import Units, compare, psnr
+from study.audit.conftest import Arrays, prepared
 
 QUIET = lambda _: None  # noqa: E731
 

@@ -1,5 +1,11 @@
 """Checks that every method must pass: those of the registry and those of users."""
 
-from fedkeel.conformance.checks import CHECKS, Check, ConformanceError, check_method, run_checks
+from fedkeel.study.conformance.checks import (
+    CHECKS,
+    Check,
+    ConformanceError,
+    check_method,
+    run_checks,
+)
 
 __all__ = ["CHECKS", "Check", "ConformanceError", "check_method", "run_checks"]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from fedkeel import tree
-from fedkeel.leakage.matching import Direction
-from fedkeel.leakage.observation import Observation
 from fedkeel.method.compose import Plan
 from fedkeel.method.parts.fedgc import CGC
+from fedkeel.study.audit.matching import Direction
+from fedkeel.study.audit.observation import Observation
 from fedkeel.tree import Tree
 
 TOLERANCE = 1e-3
