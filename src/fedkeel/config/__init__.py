@@ -14,7 +14,6 @@ from fedkeel.config.adversary import Adversary
 from fedkeel.config.audit import Audit
 from fedkeel.config.data import Data, Partition, Text
 from fedkeel.config.diagnose import Diagnose
-from fedkeel.config.early_stopping import Stop
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local, Schedule
 from fedkeel.config.search_space import Choices, Metric, Range, Space, Value
@@ -64,7 +63,6 @@ __all__ = [
     "Schedule",
     "Settings",
     "Space",
-    "Stop",
     "System",
     "TaskSettings",
     "Text",

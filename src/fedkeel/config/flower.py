@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
@@ -62,3 +63,12 @@ class Flower(Settings):
                 if getattr(self, name) is not None:
                     raise ValueError(f"'{name}' needs secure_aggregation = true")
         return self
+
+
+def smallest_count(share: float, count: int) -> int:
+    """Return the smallest whole number that is at least this share of `count`.
+
+    >>> smallest_count(0.5, 3), smallest_count(0.56, 25)
+    (2, 14)
+    """
+    return math.ceil(round(share * count, 9))  # 0.56 * 25 is a little more than 14

@@ -13,7 +13,6 @@ from fedkeel.base.settings import Settings
 from fedkeel.config.adversary import Adversary
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.diagnose import Diagnose
-from fedkeel.config.early_stopping import Stop
 from fedkeel.config.feature_tables import with_tables
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local
@@ -352,7 +351,6 @@ class RunSettings(Settings):
         local: local training.
         cohort: participation.
         evaluation: when the global model is evaluated.
-        stop: when the run ends before its last round.
         diagnose: what is measured beside the scores.
         track: which trackers the run reports to.
         adversary: attackers among the clients.
@@ -369,7 +367,6 @@ class RunSettings(Settings):
     local: Local
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()
-    stop: Stop = Stop()
     diagnose: Diagnose = Diagnose()
     track: Track = Track()
     adversary: Adversary = Adversary()

@@ -6,5 +6,6 @@ Adding one is a folder here and a line below; an installed package adds its own 
 FEATURES = (
     "fedkeel.features.selection.declaration:SelectionDeclaration",
     "fedkeel.features.budget.declaration:PrivacyDeclaration",
+    "fedkeel.features.stop.declaration:StopDeclaration",
 )
 """Import path of the declaration of each feature, in the order in which they wrap a run."""

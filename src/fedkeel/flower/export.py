@@ -17,6 +17,7 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.method.grammar import parse
 from fedkeel.named_code import VARIABLE, place_of
 from fedkeel.named_files import writing
+from fedkeel.runner.features import check_nodes
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
 from fedkeel.system import legality
@@ -70,6 +71,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
     """
     plan = parse(experiment.method, weights=experiment.weights)
     legality.refuse_on_nodes(experiment)
+    check_nodes(experiment)
     if experiment.flower.secure_aggregation:
         refuse_single_updates(plan)
     builder(experiment.model.name)

@@ -124,3 +124,17 @@ def gain(
     shared = values.keys() & reference.keys()
     gains = sorted(score.sign * (values[client] - reference[client]) for client in shared)
     return Gain(tuple(gains)) if gains else None
+
+
+def mean_over_clients(columns: ScoreColumns | None, score: MetricInfo) -> float | None:
+    """Return the mean of a metric over clients by their examples, None where it is not known.
+
+    Args:
+        columns: `per_client` or `personal` of a round.
+        score: the metric.
+    """
+    columns = columns or {}
+    pairs = zip(columns.get("examples", ()), columns.get(score.name, ()), strict=False)
+    known = [(count, value) for count, value in pairs if count and value is not None]
+    total = sum(count for count, _ in known)
+    return sum(count * value for count, value in known) / total if total else None

@@ -17,7 +17,6 @@ from fedkeel.method.round_values import Server
 from fedkeel.records.checkpoint import Checkpoint
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.best_model import BestModelKeeper
 from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.server_table import ServerTable
 from fedkeel.runner.training import Training
@@ -28,14 +27,13 @@ PREFIX = "server/"
 
 
 class Checkpoints:
-    """Saves and restores a run: the server, the clients' state, the server's table, the best model.
+    """Saves and restores a run: the server, the clients' state, the server's table.
 
     Args:
         folder: the run folder.
         key: digest of all that decides the numbers of the run.
         engine: has the clients' state.
         table: the server's rows of clients.
-        best: the best model.
         training: knows whose replies are due.
         hooks: of the run's features.
         earlier_keys: keys of the run when it had fewer rounds.
@@ -50,13 +48,12 @@ class Checkpoints:
         key: str,
         engine: TrainingEngine,
         table: ServerTable,
-        best: BestModelKeeper,
         training: Training,
         hooks: Sequence[Hooks] = (),
         earlier_keys: Sequence[str] = (),
     ) -> None:
         self._folder, self._key, self._earlier_keys = folder, key, earlier_keys
-        self._engine, self._table, self._best = engine, table, best
+        self._engine, self._table = engine, table
         self._training, self._hooks = training, hooks
         self._saved_at = time.monotonic()
         self.damaged = ""
@@ -77,7 +74,6 @@ class Checkpoints:
         self._engine.restore(saved.arrays)
         self._table.restore(saved.arrays)
         rows = self._folder.keep_rows(saved.round, saved.rows)
-        self._best.restore(saved.arrays, rows)
         self._training.restore(saved.arrays, server, rows[-1].virtual_seconds)
         for hooks in self._hooks:
             hooks.restore(saved.arrays, rows)
@@ -91,7 +87,6 @@ class Checkpoints:
             **packed(server),
             **self._engine.state(),
             **self._table.snapshot(),
-            **self._best.snapshot(),
             **self._training.snapshot(),
         }
         for hooks in self._hooks:

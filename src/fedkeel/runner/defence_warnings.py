@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, cast
 
+from fedkeel.config.flower import smallest_count
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import FedkeelError, counted
 from fedkeel.method.compose import expression_of
 from fedkeel.method.parts.krum import Krum
 from fedkeel.method.parts.mixing import Bucketing
 from fedkeel.method.roles import CohortTransform, Reduction
-from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.system.make import make_schedule
 from fedkeel.system.schedule import Synchronous
 

@@ -37,6 +37,11 @@ class Feature:
         """How clients have to count in the mean; None where it does not matter."""
         return None
 
+    @property
+    def target(self) -> float | None:
+        """A score that the run is to reach, for the rounds until then; None for none."""
+        return None
+
     def wrap(self, draft: Draft) -> Draft:
         """Return the run that is being made with what this feature changes, and with the feature.
 
@@ -46,6 +51,13 @@ class Feature:
             FedkeelError: the run cannot have this feature, with the reason.
         """
         return draft.with_feature(self)
+
+    def check_nodes(self, settings: config.Run) -> None:
+        """Refuse a federation of real nodes that cannot have this feature, before it begins.
+
+        Raises:
+            FedkeelError: with the reason.
+        """
 
     def check(self, prepared: Prepared) -> None:
         """Refuse a run that cannot have this feature, once everything else of it is known.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 from fedkeel.data.cohort import Select
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
-from fedkeel.engine.base import TrainedCohort
+from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.method.context import Message
+from fedkeel.method.round_values import Server
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import RunRecord
 from fedkeel.runner.callbacks import Callback
+from fedkeel.tree import Tree
 
 
 class Hooks(Callback):
@@ -29,6 +32,23 @@ class Hooks(Callback):
     def timed(self, row: RoundRecord) -> RoundRecord:
         """Return the record of a new round with what depends on its seconds, before it is kept."""
         return row
+
+    def ended(self, record: RunRecord) -> RunRecord:
+        """Return the record of a run that has ended with what the feature adds."""
+        return record
+
+    def models(self) -> dict[str, Tree]:
+        """Return models that it keeps, by the name of their file; a finished run writes them."""
+        return {}
+
+    def models_at_end(self, engine: TrainingEngine, server: Server) -> Iterator[tuple[str, Tree]]:
+        """Yield further models of a finished run by the name of their file, each made when asked.
+
+        Args:
+            engine: keeps what clients keep.
+            server: after the last round.
+        """
+        return iter(())
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint has to hold, by names that no other feature uses."""

@@ -24,6 +24,16 @@ def features_asked_for(settings: config.Run) -> list[Feature]:
     return [feature for feature in asked if feature is not None]
 
 
+def check_nodes(settings: config.Run) -> None:
+    """Refuse settings of a federation of real nodes that cannot have what they ask for.
+
+    Raises:
+        FedkeelError: with the reason.
+    """
+    for feature in features_asked_for(settings):
+        feature.check_nodes(settings)
+
+
 def features_of(prepared: Prepared) -> dict[str, Feature]:
     """Return the features of a run, by their table."""
     found = {table: prepared.feature(kind) for table, kind in feature_kinds().items()}

@@ -6,19 +6,19 @@ import math
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
 from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.method.round_values import Server
-from fedkeel.records.client_models import client_files, client_names
-from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
+from fedkeel.records.folder import MODEL, RunFolder
 from fedkeel.records.pictures import PICTURES
 from fedkeel.records.row_file import ROWS
-from fedkeel.records.run_record import BestModel, RunRecord, Status
+from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.client_models import ClientModels
-from fedkeel.runner.kept_models import client_models
+from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.pictures import measure_pictures
 from fedkeel.runner.result import Result
 from fedkeel.tree import Tree
@@ -43,7 +43,7 @@ def server_on_processor(server: Server, lenient: bool) -> tuple[Server, bool]:
 
 
 def ended(
-    record: RunRecord, status: Status, message: str, reasons: Sequence[str], best: BestModel | None
+    record: RunRecord, status: Status, message: str, reasons: Sequence[str], hooks: Sequence[Hooks]
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
@@ -52,11 +52,14 @@ def ended(
         status: what became of the run.
         message: why.
         reasons: why the engine trained clients in a plainer way.
-        best: the best model.
+        hooks: of the run's features.
     """
     every = list(dict.fromkeys([*record.engine.reasons, *reasons]))
     engine = replace(record.engine, reasons=every)
-    return replace(record, status=status, message=message, engine=engine, best_model=best)
+    record = replace(record, status=status, message=message, engine=engine)
+    for each in hooks:
+        record = each.ended(record)
+    return record
 
 
 def finish(
@@ -65,6 +68,7 @@ def finish(
     prepared: Prepared,
     server: Server,
     engine: TrainingEngine | None,
+    hooks: Sequence[Hooks],
     models: ClientModels | None,
 ) -> Result:
     """Write how a run ended; a finished one leaves its models and no more client state.
@@ -75,6 +79,7 @@ def finish(
         prepared: the run.
         server: after the last round.
         engine: keeps what clients keep; None after an error.
+        hooks: of the run's features.
         models: the clients' models, where each client trains alone.
 
     Returns:
@@ -83,13 +88,13 @@ def finish(
     Raises:
         RunError: the folder cannot be written to.
     """
-    record, files = result.record, client_files(client_names(result.record))
+    record = result.record
     alive = engine if record.status == "finished" else None
-    kept: Iterable[tuple[int, Tree]] = ()
+    kept: Iterable[tuple[str, Tree]] = ()
     if alive is not None and record.engine.kind != "flower":  # there they stay on the nodes
-        kept = client_models(alive, prepared, server)
+        kept = chain.from_iterable(each.models_at_end(alive, server) for each in hooks)
     if folder is None:
-        return replace(result, client_modules={files[k]: module for k, module in kept})
+        return replace(result, models={**result.models, **dict(kept)})
     if record.status == "finished":
         digests = {ROWS: folder.complete_rows(), **folder.digests_of_inputs()}
         pictures = None
@@ -97,13 +102,10 @@ def finish(
             pictures = measure_pictures(alive, prepared, server, models)
         if pictures is not None:
             digests[PICTURES] = folder.save_pictures(pictures)
-        for name, module in ((MODEL, result.module), (BEST_MODEL, result.best_module)):
-            if module:
-                arrays = {key: tensor.numpy() for key, tensor in module.items()}
-                digests[name] = folder.save_model(arrays, name)
-        for client, module in kept:
+        own = [(MODEL, result.module)] if result.module else []
+        for name, module in chain(own, result.models.items(), kept):
             arrays = {key: tensor.numpy() for key, tensor in module.items()}
-            digests[files[client]] = folder.save_model(arrays, files[client])
+            digests[name] = folder.save_model(arrays, name)
         record = replace(record, digests=digests)
     if folder.rows_were_restored:
         record = replace(record, warnings=[*record.warnings, _ROWS_RESTORED])

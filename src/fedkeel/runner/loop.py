@@ -7,13 +7,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from fedkeel.clock import Clock, shares
 from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.diagnose.observer import Observer
 from fedkeel.engine.base import TrainedCohort, TrainingEngine
-from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.malloc import keeping_freed_memory
@@ -27,11 +24,9 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.attack import with_success_rate
-from fedkeel.runner.best_model import BestModelKeeper
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
 from fedkeel.runner.checkpoint import Checkpoints
 from fedkeel.runner.client_models import ClientModels
-from fedkeel.runner.early_stopping import EarlyStopping, smallest_count
 from fedkeel.runner.engines import make, server_device, state_folder
 from fedkeel.runner.evaluate import (
     with_client_scores,
@@ -73,17 +68,10 @@ class RoundLoop:
         self._prepared, self._record, self._folder = prepared, record, folder
         self._settings, self._setup, self._plan = prepared.settings, prepared.setup, prepared.plan
         self._user_engine = engine
-        sources = len(np.unique(split_examples(self._setup, "test").groups()))
-        needed = smallest_count(self._settings.flower.quorum, sources)
-        score = self._setup.metrics.score
-        network, federation = self._setup.training.network, self._setup.federation
-        self._best = BestModelKeeper(network, federation, self._settings.evaluation, score, needed)
-        early_stopping = EarlyStopping(self._settings.stop, score, needed)
         self._models: ClientModels | None = None  # where each client has its own
-        best = [self._best] if prepared.is_whole else []
         self._observer = Observer(prepared, record.engine.first_device)
         self._hooks = hooks_of(prepared)
-        self._callbacks = CallbackList([*self._hooks, early_stopping, *best, *callbacks])
+        self._callbacks = CallbackList([*self._hooks, *callbacks])
         self._training = Training(prepared, self._callbacks, trainings, self._hooks)
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
@@ -136,7 +124,7 @@ class RoundLoop:
         saved = None
         if self._folder is not None:
             key = self._prepared.key
-            keepers = engine, self._table, self._best, self._training, self._hooks
+            keepers = engine, self._table, self._training, self._hooks
             self._checkpoints = Checkpoints(self._folder, key, *keepers, self._record.earlier_keys)
             saved = self._checkpoints.restore(self._server) if resume else None
             if self._checkpoints.damaged:
@@ -266,7 +254,7 @@ class RoundLoop:
         self._server, is_lost = server_on_processor(self._server, lenient)
         self._checkpoints = None if is_lost else self._checkpoints
         reasons = [] if engine is None else engine.reasons
-        self._record = ended(self._record, status, message, reasons, self._best.record)
+        self._record = ended(self._record, status, message, reasons, self._hooks)
         server = self._server
         result = Result(
             self._record,
@@ -275,12 +263,14 @@ class RoundLoop:
             server.buffers,
             self._prepared.state_dict(server),
             self._folder.path if self._folder else None,
-            self._best.module,
+            {name: model for each in self._hooks for name, model in each.models().items()},
         )
         with suppress(RunError) if lenient else ExitStack():
             if self._checkpoints is not None and self._rows and self._is_recorded:
                 self._checkpoints.save(server)
-            result = finish(result, self._folder, self._prepared, server, engine, self._models)
+            result = finish(
+                result, self._folder, self._prepared, server, engine, self._hooks, self._models
+            )
             self._record = result.record
         self._callbacks.on_run_end(result)
         return result

@@ -55,6 +55,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
     is_here = federation.how["kind"] != "nodes"
     on_nodes = engine is not None and engine.kind == "flower"
     has_histogram = is_here and not is_large(len(federation), federation.data.classes)
+    targets = (feature.target for feature in features_of(prepared).values())
     return RunRecord(
         name=settings.name,
         key=prepared.key,
@@ -104,7 +105,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             prepared.plan.client_optimiser,
         ),
         participation=_participation_text(prepared),
-        target=settings.evaluation.target or settings.stop.target,
+        target=settings.evaluation.target or next(filter(None, targets), None),
         engine=engine or choose_engine(prepared),
         environment=environment(),
         estimate=estimate_run(prepared),

@@ -49,7 +49,6 @@ from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.reached_values import Description, describe_value
 from fedkeel.records.baselines import BASELINES, CENTRALISED
-from fedkeel.records.score import MetricInfo
 from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
 from fedkeel.runner.features import features_asked_for, features_of
@@ -162,7 +161,6 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     network.mixed = settings.engine.precision == "bf16-mixed"
     _check_test_targets(network, federation.data, test)
     metrics = task.metric_set(network, federation.data)
-    _check_targets_of_score(settings, metrics.score)
     if federation.how["kind"] == "nodes" and (name := metrics.why_not_on_nodes()):
         raise ModelError(
             f"The metric {name!r} has to see all examples at once, and nodes send sums alone.",
@@ -354,27 +352,6 @@ def _check_test_targets(network: Network, train: Dataset, test: Dataset) -> None
     check_tokens(network, test, "The test set")
 
 
-def _check_targets_of_score(settings: config.Run, score: MetricInfo) -> None:
-    """Refuse a target outside of 0 to 1 of a score that is a share."""
-    targets = {"evaluation.target": settings.evaluation.target, "stop.target": settings.stop.target}
-    for name, target in targets.items():
-        if target is not None and score.unit == "%" and not 0 < target <= 1:
-            raise ConfigError(
-                f"{name} is no share.",
-                got=target,
-                expected="a number in (0, 1]",
-                why=f"the score is {score.label}",
-                do=f"write {target / 100:g}" if 1 < target <= 100 else None,
-            )
-    if score.unit == "%" and settings.stop.min_delta >= 1:
-        raise ConfigError(
-            "stop.min_delta is no share.",
-            got=settings.stop.min_delta,
-            expected="a number in [0, 1)",
-            why=f"the score is {score.label}",
-        )
-
-
 def _check_accumulation(local: config.Local, federation: Federation) -> None:
     """Refuse steps of more mini-batches than any client has in a pass."""
     largest = int(federation.sizes.max(initial=1))
@@ -522,8 +499,6 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
     settings["engine"] = {"dtype": engine.dtype}
     if engine.precision != "float32":
         settings["engine"]["precision"] = engine.precision
-    if prepared.settings.stop == config.Stop():
-        settings.pop("stop")
     if prepared.settings.system is None:
         settings.pop("system")
     else:

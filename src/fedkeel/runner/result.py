@@ -34,9 +34,9 @@ class Result:
         buffers: its buffers, where they were averaged.
         module: the whole state dict of the user's module with these, frozen parameters and all.
         folder: the run folder, None for a run in memory.
-        best_module: as `module`, of the round `record.best_model`; None where it is on disk only.
-        client_modules: as `module`, of each client that has a model of its own, by the name of the
-            file that a run folder has of it; empty where they are on disk, or were not kept.
+        models: as `module`, the other models that the run has left, by the name of the file that a
+            run folder has of each: of the round `record.best_model`, and of each client that has a
+            model of its own. Those that are on disk only, or were not kept, are not there.
     """
 
     record: RunRecord
@@ -45,8 +45,7 @@ class Result:
     buffers: Tree
     module: Tree
     folder: Path | None = None
-    best_module: Tree | None = None
-    client_modules: Mapping[str, Tree] = field(default_factory=dict)
+    models: Mapping[str, Tree] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         record, done = self.record, self.rows[-1].round if self.rows else 0
@@ -133,12 +132,10 @@ class Result:
             RunError: there is no such client, it has no model of its own or has never taken part,
                 or the file is gone or has changed.
         """
-        record = self.record
-        if self.client_modules:  # in memory: what a folder's digests name
-            record = replace(record, digests=dict.fromkeys(self.client_modules, ""))
+        record = self._with_models()
         name = client_file(record, client)
-        if name in self.client_modules:
-            return {key: tensor.clone() for key, tensor in self.client_modules[name].items()}
+        if name in self.models:
+            return {key: tensor.clone() for key, tensor in self.models[name].items()}
         if self.folder is None:
             raise RunError(f"The model of client {client!r} was not kept.")
         return _read(self.folder / name, record.digests[name])
@@ -173,8 +170,17 @@ class Result:
 
     def _check_model(self) -> None:
         if not has_single_model(self.record) and not self.module:
-            digests = {**self.record.digests, **dict.fromkeys(self.client_modules, "")}
-            raise no_single_model(replace(self.record, digests=digests))
+            raise no_single_model(self._with_models())
+
+    def _with_models(self) -> RunRecord:
+        """Return the record with the models in memory among the files that the run has left."""
+        digests = {**dict.fromkeys(self.models, ""), **self.record.digests}
+        return replace(self.record, digests=digests)
+
+    @property
+    def best_module(self) -> Tree | None:
+        """As `module`, of the round `record.best_model`; None where it is on disk only."""
+        return self.models.get(BEST_MODEL)
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:

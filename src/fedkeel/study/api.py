@@ -10,6 +10,7 @@ from fedkeel.data.augment import Transform
 from fedkeel.data.federation import Federation
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.features.budget.settings import Privacy
+from fedkeel.features.stop.settings import Stop
 from fedkeel.method.grammar import split_expressions
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
@@ -46,7 +47,7 @@ def run(
     seed: int = 0,
     weights: config.ChosenWeights | None = None,
     evaluation: config.Evaluation | None = None,
-    stop: config.Stop | None = None,
+    stop: Stop | None = None,
     adversary: config.Adversary | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
@@ -142,7 +143,7 @@ def compare(
     seed: int = 0,
     weights: config.ChosenWeights | None = None,
     evaluation: config.Evaluation | None = None,
-    stop: config.Stop | None = None,
+    stop: Stop | None = None,
     adversary: config.Adversary | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,

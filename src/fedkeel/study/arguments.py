@@ -31,7 +31,6 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "local": (config.Local, "lr=0.1, epochs=1"),
     "cohort": (config.Cohort, "participation=0.1"),
     "evaluation": (config.Evaluation, "every=10"),
-    "stop": (config.Stop, "patience=10"),
     "diagnose": (config.Diagnose, "kinds=['drift'], every=5"),
     "track": (config.Track, "to=['tensorboard']"),
     "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
@@ -47,7 +46,7 @@ def run_settings(**values: object) -> config.Run:
         values["diagnose"] = {"kinds": values["diagnose"]}
     if isinstance(values.get("track"), str | list | tuple):
         values["track"] = {"to": values["track"]}
-    for name in ("evaluation", "stop", "diagnose", "track", "adversary", "engine"):
+    for name in ("evaluation", "diagnose", "track", "adversary", "engine"):
         values[name] = {} if values.get(name) is None else values[name]
     features = declared_tables()
     given = {name: (item.settings_class, item.example) for name, item in features.items()}

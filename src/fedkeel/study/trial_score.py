@@ -12,10 +12,10 @@ from fedkeel.config import Run as RunSettings
 from fedkeel.data.federation import Federation
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError
+from fedkeel.records.fairness import mean_over_clients
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import mean_of_last
-from fedkeel.runner.best_model import mean_over_clients
 
 
 @dataclass(frozen=True)

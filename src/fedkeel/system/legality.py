@@ -19,12 +19,7 @@ def check_system(settings: Run, plan: Plan, averages_buffers: bool) -> None:
     Raises:
         ConfigError: with the reason.
     """
-    system, policy = settings.system, plan.policy
-    if settings.stop.hours is not None and system is None and policy is None:
-        raise ConfigError(
-            "stop.hours needs virtual time, and this run counts none.",
-            do="add the table [system] (in Python system=fedkeel.System()), or drop stop.hours",
-        )
+    policy = plan.policy
     if policy is None:
         return
     if settings.diagnose.kinds:
@@ -63,10 +58,10 @@ def refuse_on_nodes(settings: Run) -> None:
             "run is going to ask of it",
             do="set cohort.sampling = 'uniform'",
         )
-    if settings.system is not None or settings.stop.hours is not None:
+    if settings.system is not None:
         raise ConfigError(
             "Virtual time is for simulations: nodes take the time that they take.",
-            got="[system]" if settings.system is not None else "stop.hours",
+            got="[system]",
             do="drop it; flower.enough and flower.deadline_seconds say how long a round waits",
         )
     if settings.engine.client_models == "all":

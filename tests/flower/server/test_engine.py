@@ -17,12 +17,12 @@ from rich.console import Console
 from torch import Tensor
 
 from fedkeel import config
+from fedkeel.config.flower import smallest_count
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.flower.server import serve as server
 from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.serve import LinesWithFaults
-from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, changed, header_of, make_nodes, run_on_nodes

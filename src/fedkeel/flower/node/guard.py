@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel.config import Run
+from fedkeel.config.flower import smallest_count
 from fedkeel.data.cohort import select
 from fedkeel.data.dataset import Ints
 from fedkeel.engine.base import TrainingSetup
@@ -27,7 +28,6 @@ from fedkeel.method.grammar import parse
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.parts.dpclient import clipped
 from fedkeel.method.round_values import Reply
-from fedkeel.runner.early_stopping import smallest_count
 
 MESSAGES = {EVALUATE: "scores", PERSONAL: "personal", PICTURES: "pictures"}
 """What an answer to a request of a kind is called in a policy."""

@@ -14,6 +14,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from fedkeel import tree
+from fedkeel.config.flower import smallest_count
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import FedkeelError
@@ -47,7 +48,6 @@ from fedkeel.flower.secure_protocol import (
 )
 from fedkeel.flower.wire import HEADER, TENSORS, WireError, pack
 from fedkeel.method.round_values import Reply
-from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.secure.fixed_point import encoded
 from fedkeel.secure.participant import Participant, threshold
 from fedkeel.secure.primitives import SecureSumError, Words

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord
 
 from fedkeel.config import Flower
+from fedkeel.config.flower import smallest_count
 from fedkeel.engine.base import ClientJob
 from fedkeel.errors import TrainingError
 from fedkeel.flower.protocol import Request
@@ -18,7 +19,6 @@ from fedkeel.flower.server.requests import Requests
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.method.context import Message
 from fedkeel.records.rows import NOT_NEEDED
-from fedkeel.runner.early_stopping import smallest_count
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.config.flower import smallest_count
 from fedkeel.cost.memory import estimate_run
 from fedkeel.data.values import tensors_of
 from fedkeel.engine.base import (
@@ -65,7 +66,6 @@ from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecor
 from fedkeel.flower.server.trainings import NodeTrainings
 from fedkeel.flower.wire import TENSORS, WireError, of_client, unpack
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import Tree, substates, walk
 

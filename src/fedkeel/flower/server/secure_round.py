@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedkeel.config.flower import smallest_count
 from fedkeel.data import batches
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.prepared import Prepared
@@ -39,7 +40,6 @@ from fedkeel.flower.server.secure_exchange import (
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.flower.server.unmasking import Unmasking
 from fedkeel.flower.wire import TENSORS, WireError, unpack
-from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.secure.collector import Collector
 from fedkeel.secure.participant import are_usable, threshold
 from fedkeel.secure.primitives import SecureSumError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fedkeel.config.flower import smallest_count
 from fedkeel.engine.base import ClientJob, ReportProgress, TrainedCohort
 from fedkeel.engine.prepared import Prepared
 from fedkeel.flower.protocol import ClientResult
@@ -17,7 +18,6 @@ from fedkeel.flower.server.requests import NewState
 from fedkeel.flower.server.secure_exchange import SkippedRoundError
 from fedkeel.flower.server.secure_round import SecureRound, resumed
 from fedkeel.method.context import Message
-from fedkeel.runner.early_stopping import smallest_count
 
 
 @dataclass

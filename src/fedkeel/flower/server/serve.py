@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from fedkeel.config import Experiment
+from fedkeel.config.flower import smallest_count
 from fedkeel.diagnose.kinds import check_federation
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import FedkeelError
@@ -28,7 +29,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.robust.attackers import refuse_on_nodes
-from fedkeel.runner.early_stopping import smallest_count
+from fedkeel.runner.features import check_nodes
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result
@@ -120,6 +121,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     settings = experiment.flower
     plan = parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
     legality.refuse_on_nodes(experiment)
+    check_nodes(experiment)
     if settings.secure_aggregation:
         refuse_single_updates(plan)
     builder(experiment.model.name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkeel.config import Flower
+from fedkeel.config.flower import smallest_count
 from fedkeel.data.cohort import Selection
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.local import LocalResult
@@ -21,7 +22,6 @@ from fedkeel.flower.server.replies import TakenReplies
 from fedkeel.flower.server.requests import Requests
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.method.context import Ints, Message
-from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.system.trainings import Event
 from fedkeel.tree import Tree
 

@@ -14,9 +14,9 @@ from fedkeel.diagnose.doctor_measurements import best_rate
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
 from fedkeel.records.doctor import PilotRun
+from fedkeel.records.fairness import mean_over_clients
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
-from fedkeel.runner.best_model import score_on_clients
 from fedkeel.study.doctor.runs import (
     ShortRun,
     ShortRuns,
@@ -108,7 +108,7 @@ class Pilot:
             results.runs,
             results.rates,
             mean_diagnostics(rows[DIAGNOSED]),
-            score_on_clients(local[-1], self._score) if local else None,
+            mean_over_clients(local[-1].per_client, self._score) if local else None,
         )
 
     def _make(

@@ -134,7 +134,6 @@ def short_settings(settings: RunSettings) -> RunSettings:
     values = {name: getattr(settings, name) for name in RunSettings.model_fields}
     changes = {
         "evaluation": settings.evaluation.model_copy(update={"clients_every": 0, "target": None}),
-        "stop": config.Stop(),
         "diagnose": config.Diagnose(),
         **{table: kind.default for table, kind in declared_tables().items()},
     }

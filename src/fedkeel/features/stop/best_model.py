@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.federation import Federation
-from fedkeel.records.fairness import ScoreColumns
+from fedkeel.features.stop.early_stopping import score_on_test
+from fedkeel.records.fairness import mean_over_clients
+from fedkeel.records.folder import BEST_MODEL
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import BestModel
 from fedkeel.records.score import MetricInfo
-from fedkeel.runner.callbacks import Callback, GlobalModel
-from fedkeel.runner.early_stopping import score_on_test
+from fedkeel.runner.callbacks import GlobalModel
 from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 
@@ -37,7 +37,7 @@ class _Best:
     changed: Tree | None
 
 
-class BestModelKeeper(Callback):
+class BestModelKeeper:
     """Keeps the model of the round with the best score; of equal scores the first one.
 
     The score is that on the examples that clients hold out, where they hold any out and are
@@ -73,19 +73,18 @@ class BestModelKeeper(Callback):
         """The round of the best model, None where there is none."""
         return None if self._best is None or self._best.changed is None else self._best.row
 
-    @property
-    def module(self) -> dict[str, Tensor] | None:
-        """The state dict of the best model, None where there is none."""
+    def models(self) -> dict[str, Tree]:
+        """Return the state dict of the best model by its file, empty where there is none."""
         if self._best is None or self._best.changed is None:
-            return None
-        return self._network.whole_state(self._best.changed)
+            return {}
+        return {BEST_MODEL: self._network.whole_state(self._best.changed)}
 
-    def on_evaluation(self, row: RoundRecord, model: GlobalModel) -> None:
+    def add(self, row: RoundRecord, model: GlobalModel) -> None:
         """Keep the model where it is the best so far."""
         if (better := self._better(row)) is not None:
             self._best = _Best(better, self._network.changed_state(model.params, model.buffers))
 
-    def snapshot(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that a checkpoint needs."""
         changed = (self._best and self._best.changed) or {}
         return {PREFIX + name: tensor.contiguous().numpy() for name, tensor in changed.items()}
@@ -106,28 +105,9 @@ class BestModelKeeper(Callback):
         if self._chosen_on == "test set":
             score = score_on_test(row, self._score, self._sources_needed)
         else:
-            score = score_on_clients(row, self._score)
+            score = mean_over_clients(row.per_client, self._score)
         if score is None or math.isnan(score):
             return None
         if self._best is not None and not self._score.is_better(score, self._best.row.score):
             return None
         return BestModel(row.round, score, self._chosen_on)
-
-
-def score_on_clients(row: RoundRecord, score: MetricInfo) -> float | None:
-    """Return the mean score over clients by their examples, None where they were not evaluated."""
-    return mean_over_clients(row.per_client, score)
-
-
-def mean_over_clients(columns: ScoreColumns | None, score: MetricInfo) -> float | None:
-    """Return the mean of a metric over clients by their examples, None where it is not known.
-
-    Args:
-        columns: `per_client` or `personal` of a round.
-        score: the metric.
-    """
-    columns = columns or {}
-    pairs = zip(columns.get("examples", ()), columns.get(score.name, ()), strict=False)
-    known = [(count, value) for count, value in pairs if count and value is not None]
-    total = sum(count for count, _ in known)
-    return sum(count * value for count, value in known) / total if total else None

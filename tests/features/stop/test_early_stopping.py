@@ -15,12 +15,12 @@ from fedkeel import config
 from fedkeel.config import Flower
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError
+from fedkeel.features.stop.early_stopping import EarlyStopping
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.alerts import alerts
 from fedkeel.report.runs import load_runs
-from fedkeel.runner.early_stopping import EarlyStopping
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study.api import compare

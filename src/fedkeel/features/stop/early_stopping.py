@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import math
 
-from fedkeel.config import Stop
+from fedkeel.features.stop.settings import Stop
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.callbacks import Callback
-
-
-def smallest_count(share: float, count: int) -> int:
-    """Return the smallest whole number that is at least this share of `count`.
-
-    >>> smallest_count(0.5, 3), smallest_count(0.56, 25)
-    (2, 14)
-    """
-    return math.ceil(round(share * count, 9))  # 0.56 * 25 is a little more than 14
 
 
 def score_on_test(row: RoundRecord, score: MetricInfo, sources_needed: int = 1) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fedkeel.engine.base import ServerModel, TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.method.round_values import Server
+from fedkeel.records.client_models import client_files
 from fedkeel.tree import Tree, nbytes
 
 MOST_BYTES = 256 * 1024**2
@@ -15,8 +16,8 @@ MOST_BYTES = 256 * 1024**2
 
 def client_models(
     engine: TrainingEngine, prepared: Prepared, server: Server
-) -> Iterator[tuple[int, Tree]]:
-    """Yield each client that has a model of its own, with the state dict of the module.
+) -> Iterator[tuple[str, Tree]]:
+    """Yield the file of each client that has a model of its own, and the state dict of the module.
 
     A client that has never taken part has none where it would have untrained parameters.
 
@@ -28,10 +29,12 @@ def client_models(
     if not _are_kept(prepared) or not getattr(engine, "has_client_models", True):
         return
     setup, network = prepared.setup, prepared.setup.training.network
+    names = setup.federation.names or [str(k) for k in range(len(setup.federation))]
+    files = client_files(names)
     model = ServerModel(server.params, server.buffers, server.round)
     for client in range(len(setup.federation)):
         if prepared.is_whole or engine.client_state(client) is not None:
-            yield client, network.state_dict(*engine.personal_model(setup, model, client))
+            yield files[client], network.state_dict(*engine.personal_model(setup, model, client))
 
 
 def _are_kept(prepared: Prepared) -> bool:
