@@ -746,7 +746,7 @@ def _features() -> list[str]:
         "A run that uses a feature has these keys beside the others.",
     ]
     for table, kind in declarations().items():
-        if not kind.figures and kind.record_class is None:
+        if not (kind.figures or kind.entries or kind.record_class):
             continue
         out += ["", f"### `{table}`", "", _row(["key", "where", "meaning"]), _row(["---"] * 3)]
         for added in (*kind.figures, *kind.entries):
