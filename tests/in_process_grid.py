@@ -145,4 +145,4 @@ def run_on_nodes(
 ) -> Result:
     """Return the result of a whole run on the nodes of a grid."""
     engine = node_clients(prepared, grid, prepared.settings.flower, KeptSums(out, resume))
-    return start(prepared, out, resume, engine=engine, trainings=engine.trainings)
+    return start(prepared, out, resume, engine=engine)

@@ -1,6 +1,6 @@
 """Imports point one way: the test parses them, and fails on an arrow that runs back.
 
-    config -> data -> task -> method -> privacy -> engine -> cost -> system -> runner -> study
+    config -> data -> task -> method -> privacy -> engine -> cost -> runner -> study
     study -> reproduce, cli
 
 `solve` is pure mathematics, used by method; `report` reads records and knows no engine. `errors`,
@@ -66,7 +66,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "task": LEAVES | {"config", "data"},
     "solve": LEAVES,
     "method": LEAVES | {"config", "data", "task", "solve"},
-    "features": DOMAIN | {"solve", "engine", "runner"},  # that load it by its name only
+    "features": DOMAIN | {"solve", "engine", "cost", "runner"},  # that load it by its name only
     "trust": frozenset({"base", "config", "errors", "named_code", "named_files", "records"}),
     "predict": LEAVES | {"config", "data", "task", "trust"},
     "robust": DOMAIN | {"solve"},
@@ -74,12 +74,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     "engine": DOMAIN | {"robust"},
     "cost": DOMAIN | {"engine"},
     "diagnose": DOMAIN | {"engine"},
-    "system": DOMAIN | {"engine", "cost"},
     "runner": DOMAIN
-    | {"engine", "cost", "diagnose", "report", "robust", "secure", "system", "track", "trust"},
+    | {"engine", "cost", "diagnose", "report", "robust", "secure", "track", "trust"},
     "study": DOMAIN | {"engine", "cost", "diagnose", "features", "runner", "report", "track"},
     "flower": DOMAIN
-    | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure", "system"}
+    | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure"}
     | {"features", "trust"},
     "conformance": frozenset({"study"}),  # the public name of `study.conformance`
     "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report"},

@@ -12,9 +12,9 @@ from fedkeel.config import load
 from fedkeel.errors import ConfigError, FedkeelError
 from fedkeel.features.budget.policy import read_policy
 from fedkeel.features.budget.secret import server_seed
+from fedkeel.features.time.availability import read_trace
+from fedkeel.features.time.devices import make_devices
 from fedkeel.named_files import read_regular, read_within
-from fedkeel.system.availability import read_trace
-from fedkeel.system.devices import make_devices
 from toys import deadline
 
 

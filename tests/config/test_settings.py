@@ -18,16 +18,17 @@ from fedkeel.base.settings import RenamedSetting
 from fedkeel.config import Cohort, Engine, Experiment, Local, Partition, Schedule, build
 from fedkeel.config.settings import Settings
 from fedkeel.errors import ConfigError
+from fedkeel.features.time.settings import DeviceClass, System
 
 KINDS = [
     kind
     for kind in vars(config).values()
     if isinstance(kind, type) and issubclass(kind, Settings) and kind is not Settings
-]
+] + [System, DeviceClass]
 FIELDS = [(kind, name) for kind in KINDS for name in kind.model_fields]
 LEAST: dict[type[Settings], dict[str, Any]] = {
     config.Data: {"source": "digits"},
-    config.DeviceClass: {"share": 1.0},
+    DeviceClass: {"share": 1.0},
     config.Model: {"name": "mlp"},
     config.Partition: {"clients": 2, "alpha": 1.0, "kind": "dirichlet"},
     config.Local: {"lr": 0.1, "epochs": 1},

@@ -17,17 +17,17 @@ from commands import rows
 from fedkeel.config import load
 from fedkeel.data.cohort import Selection
 from fedkeel.engine.prepared import Prepared
+from fedkeel.features.time.asynchronous import Asynchronous
+from fedkeel.features.time.availability import Always
+from fedkeel.features.time.devices import Devices
+from fedkeel.features.time.schedule import Due, Timing
+from fedkeel.features.time.trainings import VirtualTrainings
+from fedkeel.features.time.work import ClientWork
 from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.start import start
-from fedkeel.system.asynchronous import Asynchronous
-from fedkeel.system.availability import Always
-from fedkeel.system.devices import Devices
-from fedkeel.system.schedule import Due, Timing
-from fedkeel.system.trainings import VirtualTrainings
-from fedkeel.system.work import ClientWork
 from toys import eventually
 
 Write = Callable[[Path, list[str]], None]
@@ -98,8 +98,8 @@ def test_a_slow_node_is_used_late_and_the_simulation_of_that_order_has_the_same_
     settings = load(app / "federation" / "experiment.toml", [])
     run = prepare(settings, gather(settings))
     monkeypatch.setattr(
-        "fedkeel.runner.training.make_schedule",
-        lambda prepared, *_: Again(prepared, made),
+        "fedkeel.features.time.feature.steps_of",
+        lambda prepared, _: Again(prepared, made),
     )
     again = start(run)
     for name, tensor in load_file(out / "model.safetensors").items():

@@ -18,13 +18,12 @@ import fedkeel as fk
 from each import each
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.features.time.feature import rounds_of
 from fedkeel.report.page import write_report
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressLines
 from fedkeel.runner.start import start
 from fedkeel.runner.warnings import find_warnings, node_warnings
-from fedkeel.system.make import make_schedule
-from fedkeel.system.schedule import Synchronous
 from toys import Mapped, Net, of_sizes, prepared
 
 
@@ -395,9 +394,7 @@ def test_a_deadline_that_nobody_misses(sampling: str) -> None:
         )
         return prepared(cohort=config.Cohort(sampling=sampling), system=system)
 
-    schedule = make_schedule(ready(None))
-    assert isinstance(schedule, Synchronous)
-    longest = schedule.longest
+    longest = rounds_of(ready(None)).longest
     for deadline, jitter, is_told in (
         (1.01 * longest, 0.0, True),
         (0.99 * longest, 0.0, False),

@@ -96,6 +96,7 @@ class Declaration:
         default: the settings where a file has no such table; None: no feature then.
         figures: the numbers that its hooks add to round records.
         entries: what else they add to round records, where it is not the default.
+        in_short_runs: whether the short runs of the doctor have it, as those that they stand for.
         options: of the commands that read an experiment.
         record_class: dataclass of what run.json has under its key; None where it writes nothing.
         meaning: what its table is for, in a sentence.
@@ -108,6 +109,7 @@ class Declaration:
     default: ClassVar[Settings | None] = None
     figures: ClassVar[tuple[Figure, ...]] = ()
     entries: ClassVar[tuple[Entry, ...]] = ()
+    in_short_runs: ClassVar[bool] = False
     options: ClassVar[tuple[Option, ...]] = ()
     record_class: ClassVar[type | None] = None
     meaning: ClassVar[str] = ""

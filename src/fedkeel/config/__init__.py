@@ -31,7 +31,6 @@ from fedkeel.config.settings import (
     Run,
     Weights,
 )
-from fedkeel.config.system import DeviceClass, System
 from fedkeel.config.task import TaskSettings
 from fedkeel.config.toml import UNSET, build, load, override, to_toml
 from fedkeel.config.track import Track
@@ -46,7 +45,6 @@ __all__ = [
     "Cohort",
     "Compare",
     "Data",
-    "DeviceClass",
     "Diagnose",
     "Engine",
     "Evaluation",
@@ -63,7 +61,6 @@ __all__ = [
     "Schedule",
     "Settings",
     "Space",
-    "System",
     "TaskSettings",
     "Text",
     "Track",

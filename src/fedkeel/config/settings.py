@@ -17,7 +17,6 @@ from fedkeel.config.feature_tables import with_tables
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local
 from fedkeel.config.search_space import Space
-from fedkeel.config.system import System
 from fedkeel.config.task import TaskSettings
 from fedkeel.config.track import Track
 from fedkeel.errors import ConfigError
@@ -356,7 +355,6 @@ class RunSettings(Settings):
         adversary: attackers among the clients.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
-        system: how long clients take, in virtual time; None counts no time.
     """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
@@ -372,7 +370,6 @@ class RunSettings(Settings):
     adversary: Adversary = Adversary()
     engine: Engine = Engine()
     flower: Flower = Flower()
-    system: System | None = None
 
 
 if TYPE_CHECKING:

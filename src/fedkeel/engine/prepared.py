@@ -67,6 +67,7 @@ class Draft:
         provides: what task and engine provide.
         augment: a transform of each batch in training; True crops and mirrors images at random.
         make_server_seed: gives the seed of cohorts and of what the server's parts draw.
+        step_size: updates that make a step of the server; None: those of the clients of a round.
         features: the features so far.
     """
 
@@ -76,6 +77,7 @@ class Draft:
     provides: frozenset[Capability]
     augment: bool | Transform
     make_server_seed: Callable[[], int]
+    step_size: int | None = None
     features: tuple[object, ...] = ()
 
     def with_feature(self, feature: object) -> Draft:
@@ -102,6 +104,7 @@ class Prepared:
         pooled: the clients whose examples the run trains on in one place; None where each client
             trains on its own.
         attack: the attackers, None where there are none.
+        step_size: updates that make a step of the server; None: those of the clients of a round.
         features: what the run does beside training.
     """
 
@@ -117,6 +120,7 @@ class Prepared:
     unseen: tuple[str, ...] = ()
     pooled: Federation | None = None
     attack: Attack | None = None
+    step_size: int | None = None
     features: tuple[object, ...] = ()
 
     def feature(self, kind: type[_F]) -> _F | None:
@@ -147,8 +151,8 @@ class Prepared:
     @cached_property
     def largest_cohort(self) -> int:
         """The largest number of clients that train for one step of the server."""
-        if self.plan.policy is not None:
-            return self.population.per_round
+        if self.step_size is not None:
+            return self.step_size
         sizes, rounds = self.setup.federation.sizes, self.settings.rounds
         return largest_cohort(self.cohort, sizes, self.server_seed, rounds)
 

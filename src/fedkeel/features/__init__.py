@@ -5,6 +5,7 @@ Adding one is a folder here and a line below; an installed package adds its own 
 
 FEATURES = (
     "fedkeel.features.selection.declaration:SelectionDeclaration",
+    "fedkeel.features.time.declaration:SystemDeclaration",
     "fedkeel.features.budget.declaration:PrivacyDeclaration",
     "fedkeel.features.stop.declaration:StopDeclaration",
 )

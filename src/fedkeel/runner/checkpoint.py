@@ -19,7 +19,6 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.server_table import ServerTable
-from fedkeel.runner.training import Training
 from fedkeel.tree import State, substate, substates, tensors, walk
 
 PREFIX = "server/"
@@ -34,7 +33,6 @@ class Checkpoints:
         key: digest of all that decides the numbers of the run.
         engine: has the clients' state.
         table: the server's rows of clients.
-        training: knows whose replies are due.
         hooks: of the run's features.
         earlier_keys: keys of the run when it had fewer rounds.
 
@@ -48,13 +46,11 @@ class Checkpoints:
         key: str,
         engine: TrainingEngine,
         table: ServerTable,
-        training: Training,
         hooks: Sequence[Hooks] = (),
         earlier_keys: Sequence[str] = (),
     ) -> None:
         self._folder, self._key, self._earlier_keys = folder, key, earlier_keys
-        self._engine, self._table = engine, table
-        self._training, self._hooks = training, hooks
+        self._engine, self._table, self._hooks = engine, table, hooks
         self._saved_at = time.monotonic()
         self.damaged = ""
 
@@ -74,7 +70,6 @@ class Checkpoints:
         self._engine.restore(saved.arrays)
         self._table.restore(saved.arrays)
         rows = self._folder.keep_rows(saved.round, saved.rows)
-        self._training.restore(saved.arrays, server, rows[-1].virtual_seconds)
         for hooks in self._hooks:
             hooks.restore(saved.arrays, rows)
         return server, rows
@@ -87,7 +82,6 @@ class Checkpoints:
             **packed(server),
             **self._engine.state(),
             **self._table.snapshot(),
-            **self._training.snapshot(),
         }
         for hooks in self._hooks:
             arrays |= hooks.state()

@@ -15,21 +15,16 @@ from fedkeel.method.compose import expression_of
 from fedkeel.method.parts.krum import Krum
 from fedkeel.method.parts.mixing import Bucketing
 from fedkeel.method.roles import CohortTransform, Reduction
-from fedkeel.system.make import make_schedule
-from fedkeel.system.schedule import Synchronous
+from fedkeel.runner.features import features_of
 
 MANY = 1000
 """Clients up to which is looked for the number from which a defence has an effect."""
 
 
 def defence_warnings(prepared: Prepared) -> Iterator[str]:
-    """Yield warnings about defences against broken clients, and a cohort's settings."""
+    """Yield warnings about defences against broken clients."""
     if prepared.is_baseline:
         return
-    system, of_all = prepared.settings.system, "so that nobody is left out"
-    if system is not None and prepared.plan.policy is None:
-        yield _share_of_all("system.enough", system.enough, prepared, of_all)
-        yield _deadline_that_nobody_misses(prepared, system.deadline_seconds)
     count = _replies(prepared)
     attackers = 0 if prepared.attack is None else min(len(prepared.attack.attackers), count)
     plan = prepared.plan
@@ -42,10 +37,10 @@ def defence_warnings(prepared: Prepared) -> Iterator[str]:
 
 def _replies(prepared: Prepared) -> int:
     """Return how many updates a round has, at most."""
-    count, system = prepared.population.per_round, prepared.settings.system
-    if system is None or prepared.plan.policy is not None:
+    count = prepared.population.per_round
+    if prepared.step_size is not None:
         return count
-    return smallest_count(system.enough, count)
+    return min((item.most_replies(count) for item in features_of(prepared).values()), default=count)
 
 
 def _without_effect(part: CohortTransform | Reduction, count: int) -> str:
@@ -98,27 +93,14 @@ def _ways(part: CohortTransform | Reduction, count: int, broken: int) -> str:
 def rounds_without_reserve(prepared: Prepared) -> Iterator[str]:
     """Yield warnings where shares of replies in a federation of nodes are rounded up to all."""
     flower = prepared.settings.flower
-    yield _share_of_all(
+    yield share_of_all(
         "flower.quorum", flower.quorum, prepared, "so that one silent node stops the run"
     )
     if prepared.plan.policy is None:
-        yield _share_of_all("flower.enough", flower.enough, prepared, "so that nobody is left out")
+        yield share_of_all("flower.enough", flower.enough, prepared, "so that nobody is left out")
 
 
-def _deadline_that_nobody_misses(prepared: Prepared, seconds: float | None) -> str:
-    """Return that all clients reply before the deadline of each round, "" where one may not."""
-    if seconds is None:
-        return ""
-    schedule = make_schedule(prepared)
-    if not isinstance(schedule, Synchronous) or schedule.longest > seconds:
-        return ""
-    return (
-        f"system.deadline_seconds = {seconds:g} leaves nobody out: the slowest client has replied "
-        f"after {schedule.longest:.3g} s"
-    )
-
-
-def _share_of_all(setting: str, share: float, prepared: Prepared, effect: str) -> str:
+def share_of_all(setting: str, share: float, prepared: Prepared, effect: str) -> str:
     """Return that a share of a round's replies, below 1, is rounded up to all of them, else ""."""
     count = prepared.population.per_round
     if share == 1.0 or count < 2 or smallest_count(share, count) < count:

@@ -6,8 +6,11 @@ from typing import Any, ClassVar, Self
 
 from fedkeel import config
 from fedkeel.config import ChosenWeights
+from fedkeel.data.cohort import Select
+from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Draft, Prepared
 from fedkeel.runner.feature_hooks import Hooks
+from fedkeel.runner.schedule import Schedule
 
 
 class Feature:
@@ -45,7 +48,8 @@ class Feature:
     def wrap(self, draft: Draft) -> Draft:
         """Return the run that is being made with what this feature changes, and with the feature.
 
-        It may change the method, the clients, or the seed of what the server draws.
+        It may change the method, the clients, or the seed of what the server draws. One whose `of`
+        cannot tell, because it depends on the method, returns the draft as it is for nothing.
 
         Raises:
             FedkeelError: the run cannot have this feature, with the reason.
@@ -83,6 +87,27 @@ class Feature:
         """Return what run.json has under this feature's table; None for nothing."""
         return None
 
+    @property
+    def leaves_out(self) -> str:
+        """The settings by which it leaves out clients that are not drawn to be; "" for none."""
+        return ""
+
+    def most_replies(self, clients: int) -> int:
+        """Return how many of a round's clients the server takes a reply of, at most."""
+        return clients
+
     def hooks(self, prepared: Prepared) -> Hooks | None:
         """Return what follows the rounds of a run; None for nothing."""
+        return None
+
+    def schedule(
+        self, prepared: Prepared, select: Select, engine: TrainingEngine | None
+    ) -> Schedule | None:
+        """Return who trains for each step of the server; None for the clients of each round.
+
+        Args:
+            prepared: the run.
+            select: selects the clients of a round.
+            engine: runs the clients in place of an engine on this machine.
+        """
         return None

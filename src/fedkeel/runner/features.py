@@ -7,9 +7,12 @@ from functools import cache
 
 from fedkeel import config
 from fedkeel.base.feature import declarations, loaded
+from fedkeel.data.cohort import Select
+from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.runner.feature import Feature
 from fedkeel.runner.feature_hooks import Hooks
+from fedkeel.runner.schedule import Schedule
 
 
 @cache
@@ -44,3 +47,17 @@ def hooks_of(prepared: Prepared) -> list[Hooks]:
     """Return what follows the rounds of a run, one for each feature that wants to."""
     made = (feature.hooks(prepared) for feature in features_of(prepared).values())
     return [hooks for hooks in made if hooks is not None]
+
+
+def schedule_of(
+    prepared: Prepared, select: Select, engine: TrainingEngine | None = None
+) -> Schedule:
+    """Return who trains for each step of the server: as a feature says, else each round's clients.
+
+    Args:
+        prepared: the run.
+        select: selects the clients of a round.
+        engine: runs the clients in place of an engine on this machine.
+    """
+    made = (item.schedule(prepared, select, engine) for item in features_of(prepared).values())
+    return next((schedule for schedule in made if schedule is not None), Schedule(select))

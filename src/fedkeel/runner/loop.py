@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedkeel.clock import Clock, shares
+from fedkeel.data.cohort import Selection
 from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.diagnose.observer import Observer
 from fedkeel.engine.base import TrainedCohort, TrainingEngine
@@ -40,8 +41,6 @@ from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
 from fedkeel.runner.server_table import ServerTable
 from fedkeel.runner.training import Training
-from fedkeel.system.schedule import Due
-from fedkeel.system.trainings import Trainings
 
 
 class RoundLoop:
@@ -53,7 +52,6 @@ class RoundLoop:
         folder: the run folder, None to stay in memory.
         callbacks: follow the run.
         engine: runs the clients in place of an engine on this machine.
-        trainings: those of its clients, where the server does not wait for them.
     """
 
     def __init__(
@@ -63,16 +61,17 @@ class RoundLoop:
         folder: RunFolder | None = None,
         callbacks: Iterable[Callback] = (),
         engine: TrainingEngine | None = None,
-        trainings: Trainings | None = None,
     ) -> None:
         self._prepared, self._record, self._folder = prepared, record, folder
         self._settings, self._setup, self._plan = prepared.settings, prepared.setup, prepared.plan
         self._user_engine = engine
         self._models: ClientModels | None = None  # where each client has its own
         self._observer = Observer(prepared, record.engine.first_device)
-        self._hooks = hooks_of(prepared)
-        self._callbacks = CallbackList([*self._hooks, *callbacks])
-        self._training = Training(prepared, self._callbacks, trainings, self._hooks)
+        hooks = hooks_of(prepared)
+        self._callbacks = CallbackList([*hooks, *callbacks])
+        self._training = Training(prepared, self._callbacks, hooks, engine)
+        self._schedule = self._training.schedule
+        self._hooks = [*hooks, self._schedule]
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
         self._stop_reason = ""
@@ -124,7 +123,7 @@ class RoundLoop:
         saved = None
         if self._folder is not None:
             key = self._prepared.key
-            keepers = engine, self._table, self._training, self._hooks
+            keepers = engine, self._table, self._hooks
             self._checkpoints = Checkpoints(self._folder, key, *keepers, self._record.earlier_keys)
             saved = self._checkpoints.restore(self._server) if resume else None
             if self._checkpoints.damaged:
@@ -139,8 +138,7 @@ class RoundLoop:
         if saved is None:
             if self._folder is not None:
                 self._folder.keep_rows(-1)
-            row = RoundRecord(0, virtual_seconds=self._training.start_seconds)
-            row = self._with_test_scores(recorded(self._hooks, row), engine)
+            row = self._with_test_scores(recorded(self._hooks, RoundRecord(0)), engine)
             self._clock.lap("evaluation")
             self._add(timed(self._hooks, replace(row, seconds=self._clock.restart())))
         for row in self._rows:
@@ -155,13 +153,13 @@ class RoundLoop:
         clock.lap("records")  # of the round before
         lr = learning_rate(self._settings, self._setup.training, server.round)
         message = server_message(plan, server, lr)
-        due = self._training.due(message)
-        clock.lap("train" if self._training.is_waiting else "sampling")
-        if plan.surveys and len(due.cohort.clients):
-            message = self._training.survey(engine, message, due.cohort)
+        cohort = self._training.due(message)
+        clock.lap(self._schedule.phase)
+        if plan.surveys and len(cohort.clients):
+            message = self._training.survey(engine, message, cohort)
             clock.lap("train.survey")
-        self._is_recorded = not self._training.counts_at_once
-        trained = self._training.train(engine, server, message, due)
+        self._is_recorded = not self._schedule.counts_at_once
+        trained = self._training.train(engine, server, message, cohort)
         clock.lap("train")
         self._is_recorded = False  # parts may change their state in place
         result = server_round(
@@ -181,14 +179,14 @@ class RoundLoop:
         self._training.commit(engine, trained, result.clients, result.server.round)
         self._table.put(result)
         clock.lap("server")
-        self._record_round(engine, due, message, trained, result, measured)
+        self._record_round(engine, cohort, message, trained, result, measured)
         if self._checkpoints is not None:
             self._checkpoints.save(self._server, self._settings.engine.checkpoint_seconds)
 
     def _record_round(
         self,
         engine: TrainingEngine,
-        due: Due,
+        cohort: Selection,
         message: Message,
         trained: TrainedCohort,
         result: RoundResult,
@@ -196,7 +194,8 @@ class RoundLoop:
     ) -> None:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
-        row = recorded(self._hooks, round_record(due, message, trained, result, bytes_up, measured))
+        row = round_record(cohort, message, trained, result, bytes_up, measured)
+        row = recorded(self._hooks, row)
         self._clock.lap("records")
         row = self._evaluate(engine, row)
         self._clock.lap("evaluation")

@@ -53,10 +53,6 @@ from fedkeel.robust.attackers import check_attack, find_attack
 from fedkeel.runner.baselines import baseline_training, pooled_work
 from fedkeel.runner.features import features_asked_for, features_of
 from fedkeel.secure.legality import check_secure_aggregation
-from fedkeel.system.asynchronous import check_buffer
-from fedkeel.system.devices import files_digest
-from fedkeel.system.legality import check_system
-from fedkeel.system.make import make_schedule
 from fedkeel.task.losses import (
     OF_QUANTITIES,
     cox,
@@ -169,14 +165,9 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     augment = _described_transform(ingredients, federation.data, settings.seed)
     plan = _plan(settings, _capabilities(network, federation))
     count = len(federation)
-    per_round = 1 if is_pooled else settings.cohort.size(count)
-    if plan.policy is not None and not is_pooled:
-        per_round = plan.policy.updates_per_step()
-    population = Population.of(network, count, per_round)
     local = pooled_work(settings, clients.sizes) if is_pooled else plan.work(settings.local)
     check_optimiser(plan, local)
     check_attack(attack, plan)
-    check_system(settings, plan, task.buffers == "average" and bool(network.buffers))
     training = LocalTraining(
         plan,
         network,
@@ -195,6 +186,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     for feature in features_asked_for(settings):
         draft = feature.wrap(draft)
     training, plan = draft.training, draft.training.plan
+    per_round = 1 if is_pooled else settings.cohort.size(count)
+    population = Population.of(network, count, draft.step_size or per_round)
     check_sampling(plan, training.local)
     if settings.flower.secure_aggregation:
         nodes = settings.flower.secure_minimum
@@ -236,14 +229,11 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         unseen=unseen,
         pooled=clients if is_pooled else None,
         attack=attack,
+        step_size=draft.step_size,
         features=draft.features,
     )
     for feature in features_of(prepared).values():
         feature.check(prepared)
-    if settings.system is not None:
-        make_schedule(prepared)  # refuses what the settings of time cannot be used for
-    elif prepared.plan.policy is not None:
-        check_buffer(prepared.cohort, federation.sizes, prepared.server_seed, per_round)
     key = _key(prepared, digests_of_modules(user_parts), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
 
@@ -499,10 +489,6 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
     settings["engine"] = {"dtype": engine.dtype}
     if engine.precision != "float32":
         settings["engine"]["precision"] = engine.precision
-    if prepared.settings.system is None:
-        settings.pop("system")
-    else:
-        settings["system"].update(files_digest(prepared.settings.system))
     identities = {
         table: feature.identity(settings.get(table))
         for table, feature in features_of(prepared).items()

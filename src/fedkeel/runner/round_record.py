@@ -12,7 +12,6 @@ from fedkeel.engine.base import RemoteReport, TrainedCohort
 from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
 from fedkeel.records.rows import RoundRecord
-from fedkeel.system.schedule import Due
 from fedkeel.tree import nbytes
 
 SELECTION, LOSS_BYTES = "selection", 8
@@ -20,7 +19,7 @@ SELECTION, LOSS_BYTES = "selection", 8
 
 
 def round_record(
-    due: Due,
+    cohort: Selection,
     message: Message,
     trained: TrainedCohort,
     result: RoundResult,
@@ -30,18 +29,18 @@ def round_record(
     """Return the record of a round, without scores and seconds.
 
     Args:
-        due: the clients that were chosen, and when the round ended.
+        cohort: the clients that were chosen.
         message: what they received.
         trained: what they replied.
         result: the server after the round.
         bytes_up: estimated bytes of a reply, by part; None where nothing is sent either way.
         measured: what was diagnosed.
     """
-    cohort, replied = due.cohort, trained.replies.clients
+    replied = trained.replies.clients
     is_used = ~np.isin(replied, result.excluded)
     silent = np.setdiff1d(cohort.clients, replied)
     traffic = trained.remote or _traffic(message, cohort, len(replied), bytes_up)
-    losses, staleness = trained.loss[is_used], trained.replies.staleness
+    losses = trained.loss[is_used]
     diagnostics = {
         name: float(values[is_used].mean())
         for name, values in trained.diagnostics.items()
@@ -63,9 +62,6 @@ def round_record(
         diagnostics={**diagnostics, **result.diagnostics, **measured.numbers},
         breakdowns=measured.breakdowns,
         faults=traffic.faults,
-        virtual_seconds=due.seconds,
-        staleness=[] if staleness is None else [int(age) for age in staleness[is_used]],
-        staleness_seconds=[] if due.ages is None else due.ages[is_used].tolist(),
     )
 
 

@@ -26,7 +26,6 @@ from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.more_rounds import is_beginning
 from fedkeel.runner.result import Result
 from fedkeel.runner.warnings import values_not_seen
-from fedkeel.system.trainings import Trainings
 from fedkeel.trust import is_made_here, mark_as_made_here
 from fedkeel.version import __version__
 
@@ -38,7 +37,6 @@ def start(
     callbacks: Sequence[Callback] = (),
     engine: TrainingEngine | None = None,
     choice: EngineChoice | None = None,
-    trainings: Trainings | None = None,
 ) -> Result:
     """Make a run, continue it, or return it where it was finished before.
 
@@ -50,7 +48,6 @@ def start(
         engine: runs the clients in place of an engine on this machine.
         choice: the engine, as the record has it; None chooses one. A run of kind `auto` that goes
             on keeps its own.
-        trainings: those of the engine's clients, where the server does not wait for them.
 
     Raises:
         RunError: the folder holds another run, or an unfinished one and `resume` is not set, or
@@ -59,7 +56,7 @@ def start(
     """
     # The nodes of a federation may be threads of this process: they train, and take turns.
     with one_at_a_time() if engine is None else nullcontext():
-        return _start(prepared, out, resume, callbacks, engine, choice, trainings)
+        return _start(prepared, out, resume, callbacks, engine, choice)
 
 
 def _start(
@@ -69,13 +66,10 @@ def _start(
     callbacks: Sequence[Callback],
     engine: TrainingEngine | None,
     choice: EngineChoice | None,
-    trainings: Trainings | None,
 ) -> Result:
     if out is None:
         check_disk(prepared, None)
-        return RoundLoop(
-            prepared, describe_run(prepared, choice), None, callbacks, engine, trainings
-        ).make()
+        return RoundLoop(prepared, describe_run(prepared, choice), None, callbacks, engine).make()
     folder = RunFolder(out)
     text = config.to_toml(prepared.settings)
     before = _run_in(folder, prepared)
@@ -93,7 +87,7 @@ def _start(
             folder.start(record, text)
             mark_as_made_here(folder.path, prepared.settings)
             _save_histogram(folder, prepared)
-            return RoundLoop(prepared, record, folder, callbacks, engine, trainings).make()
+            return RoundLoop(prepared, record, folder, callbacks, engine).make()
         goes_further = before.key != prepared.key
         if before.status == "finished" and not goes_further:
             return _finished(folder, before, prepared, callbacks)
@@ -113,7 +107,7 @@ def _start(
         else:
             folder.write_run(record)
         _save_histogram(folder, prepared)
-        return RoundLoop(prepared, record, folder, callbacks, engine, trainings).make(resume=True)
+        return RoundLoop(prepared, record, folder, callbacks, engine).make(resume=True)
 
 
 def _save_histogram(folder: RunFolder, prepared: Prepared) -> None:

@@ -11,6 +11,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.features.budget.settings import Privacy
 from fedkeel.features.stop.settings import Stop
+from fedkeel.features.time.settings import System
 from fedkeel.method.grammar import split_expressions
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
@@ -52,7 +53,7 @@ def run(
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     privacy: Privacy | None = None,
-    system: config.System | None = None,
+    system: System | None = None,
     out: str | Path | None = None,
     resume: bool = True,
     progress: bool | None = None,
@@ -148,7 +149,7 @@ def compare(
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     privacy: Privacy | None = None,
-    system: config.System | None = None,
+    system: System | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),

@@ -35,7 +35,6 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "track": (config.Track, "to=['tensorboard']"),
     "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
     "engine": (config.Engine, "kind='sequential'"),
-    "system": (config.System, "speed='lognormal', sigma=1.0"),
 }
 """Arguments that are settings themselves, with their class and how it may be called."""
 
@@ -51,7 +50,7 @@ def run_settings(**values: object) -> config.Run:
     features = declared_tables()
     given = {name: (item.settings_class, item.example) for name, item in features.items()}
     for name, (kind, example) in {**_TABLES, **given}.items():
-        if values.get(name) is None and (name == "system" or name in features):
+        if values.get(name) is None and name in features:
             values.pop(name, None)
             continue
         if not isinstance(values[name], (kind, Mapping)):

@@ -15,15 +15,15 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 import fedkeel as fk
 from fedkeel.config import Flower
 from fedkeel.errors import CompositionError, ConfigError, TrainingError
+from fedkeel.features.time.trainings import Event, VirtualTrainings
 from fedkeel.flower.protocol import TRAIN, Request
 from fedkeel.flower.strategy import Method
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
+from fedkeel.runner.features import check_nodes
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-from fedkeel.system.legality import refuse_on_nodes
-from fedkeel.system.trainings import Event, VirtualTrainings
 from in_process_grid import (
     InProcessGrid,
     changed,
@@ -90,7 +90,7 @@ class Recorded(VirtualTrainings):
 def order(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The clients of simulations, as their trainings end."""
     monkeypatch.setattr(Recorded, "order", [])
-    monkeypatch.setattr("fedkeel.system.make.VirtualTrainings", Recorded)
+    monkeypatch.setattr("fedkeel.features.time.feature.VirtualTrainings", Recorded)
     return Recorded.order
 
 
@@ -211,7 +211,7 @@ def test_a_lost_state_begins_the_method_anew_for_those_that_train(
                 for file in tmp_path.rglob("*.safetensors"):
                     file.unlink()
 
-    result = start(run, None, engine=engine, callbacks=[Loses()], trainings=engine.trainings)
+    result = start(run, None, engine=engine, callbacks=[Loses()])
     found = faults(result)
     assert found.keys() == {
         "lost its client state; the method begins anew",
@@ -238,9 +238,7 @@ def test_a_server_that_was_killed_asks_again_and_finds_the_states(tmp_path: Path
     nodes = make_nodes(run, tmp_path / "nodes")
     engine = node_clients(run, InProcessGrid(nodes), QUICK)
     with pytest.raises(KilledError):
-        start(
-            run, tmp_path / "run", engine=engine, callbacks=[Killed()], trainings=engine.trainings
-        )
+        start(run, tmp_path / "run", engine=engine, callbacks=[Killed()])
     saved = RunFolder(tmp_path / "run").load()
     assert saved is not None
     assert not any(name.startswith("versions/") for name in saved.arrays)
@@ -260,8 +258,8 @@ def test_what_does_not_go_with_nodes_or_with_rounds_is_refused() -> None:
         Method("fedbuff(buffer=2)", clients=4)
     by_losses = prepared(cohort=fk.Cohort(clients=2, sampling="oort")).settings
     with pytest.raises(ConfigError, match="cohorts of nodes depend on the seed alone"):
-        refuse_on_nodes(by_losses)
+        check_nodes(by_losses)
     with pytest.raises(ConfigError, match="Virtual time is for simulations"):
-        refuse_on_nodes(prepared("fedasync", system=SLOW).settings)
+        check_nodes(prepared("fedasync", system=SLOW).settings)
     with pytest.raises(ConfigError, match="never leaves its node"):
-        refuse_on_nodes(prepared("fedper", client_models="all").settings)
+        check_nodes(prepared("fedper", client_models="all").settings)

@@ -31,7 +31,7 @@ class PrivacyBudget(Feature):
 
     def wrap(self, draft: Draft) -> Draft:
         """Return the run with noise that keeps the budget."""
-        check_participation(draft.settings, draft.training.plan)
+        check_participation(draft)
         training, account = with_privacy(
             draft.settings,
             self.settings,

@@ -6,7 +6,7 @@ that lets anything else of the data leave a client is refused.
 
 from __future__ import annotations
 
-from fedkeel.config import Run
+from fedkeel.engine.prepared import Draft
 from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.method.compose import Plan
 from fedkeel.method.part import Capability, Part
@@ -20,6 +20,7 @@ from fedkeel.method.roles import (
     UpdateTransform,
     Upload,
 )
+from fedkeel.runner.feature import Feature
 
 CLIENT_PARTS = frozenset({"dpclient", "dpquantile"})
 """Parts that make a round's noisy sum of clipped updates."""
@@ -136,17 +137,18 @@ def _refused(part: Part, reason: str, unit: str) -> CompositionError:
     )
 
 
-def check_participation(settings: Run, plan: Plan) -> None:
+def check_participation(draft: Draft) -> None:
     """Refuse runs in which time decides who takes part: the account counts on equal draws.
 
     Raises:
         ConfigError: with the reason.
     """
-    system = settings.system
-    if system is not None and system.leaves_out:
+    plan, features = draft.training.plan, draft.features
+    leaving_out = (item.leaves_out for item in features if isinstance(item, Feature))
+    if got := next(filter(None, leaving_out), ""):
         raise ConfigError(
             "A privacy budget does not go with clients that time leaves out.",
-            got="system.availability, system.enough or system.deadline_seconds",
+            got=got,
             why="the account counts on cohorts that are drawn from all clients alike",
             do="drop these settings, or [privacy]",
         )

@@ -21,6 +21,15 @@ class SelectionByLosses(Feature):
         """Return the feature where the clients of a round depend on losses."""
         return cls(settings.cohort) if settings.cohort.by_losses else None
 
+    def check_nodes(self, settings: config.Run) -> None:
+        """Refuse cohorts by losses, which are for simulations."""
+        raise ConfigError(
+            f"cohort.sampling = {settings.cohort.sampling!r} is for simulations.",
+            why="the cohorts of nodes depend on the seed alone, so that each node can tell what a "
+            "run is going to ask of it",
+            do="set cohort.sampling = 'uniform'",
+        )
+
     def check(self, prepared: Prepared) -> None:
         """Refuse a selection by losses that cannot be made."""
         cohort, clients = prepared.cohort, len(prepared.setup.federation)

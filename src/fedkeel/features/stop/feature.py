@@ -15,6 +15,7 @@ from fedkeel.features.stop.best_model import BestModelKeeper
 from fedkeel.features.stop.early_stopping import EarlyStopping
 from fedkeel.features.stop.hooks import EndHooks
 from fedkeel.features.stop.settings import Stop
+from fedkeel.features.time.feature import VirtualTime
 from fedkeel.runner.feature import Feature
 
 
@@ -29,7 +30,7 @@ class EarlyEnd(Feature):
         return self.settings.target
 
     def check_nodes(self, settings: config.Run) -> None:
-        """Refuse hours of virtual time, which nodes do not have."""
+        """Refuse hours of virtual time, and clients' own models, which a server does not have."""
         if self.settings.hours is not None:
             raise ConfigError(
                 "Virtual time is for simulations: nodes take the time that they take.",
@@ -37,10 +38,17 @@ class EarlyEnd(Feature):
                 do="drop it; flower.enough and flower.deadline_seconds say how long a round waits",
             )
 
+        if settings.engine.client_models == "all":
+            raise ConfigError(
+                "The clients' own models cannot be kept in a federation of nodes.",
+                got='engine.client_models = "all"',
+                why="what a client keeps never leaves its node",
+                do="drop it",
+            )
+
     def check(self, prepared: Prepared) -> None:
         """Refuse hours where no time is counted, and a target that the score cannot reach."""
-        counts_time = prepared.settings.system is not None or prepared.plan.policy is not None
-        if self.settings.hours is not None and not counts_time:
+        if self.settings.hours is not None and prepared.feature(VirtualTime) is None:
             raise ConfigError(
                 "stop.hours needs virtual time, and this run counts none.",
                 do="add the table [system] (in Python system=fedkeel.System()), or drop stop.hours",

@@ -36,7 +36,6 @@ from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
 from fedkeel.runner.tracking import trackers
 from fedkeel.secure.legality import refuse_single_updates
-from fedkeel.system import legality
 from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
@@ -120,7 +119,6 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     refuse_on_nodes(experiment.adversary)
     settings = experiment.flower
     plan = parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
-    legality.refuse_on_nodes(experiment)
     check_nodes(experiment)
     if settings.secure_aggregation:
         refuse_single_updates(plan)
@@ -167,7 +165,6 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
             [*trackers(experiment, options.out), display.follow(run_name(experiment))],
             engine,
             choice,
-            engine.trainings,
         )
 
 

@@ -15,6 +15,7 @@ from fedkeel.data.cohort import Selection
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.local import LocalResult
 from fedkeel.errors import TrainingError
+from fedkeel.features.time.trainings import Event
 from fedkeel.flower.protocol import TRAIN, Request
 from fedkeel.flower.server.connection import GRACE, NOT_TAKEN, NodeConnection, NodeReply
 from fedkeel.flower.server.membership import RETRY_SHARE, Membership
@@ -22,7 +23,6 @@ from fedkeel.flower.server.replies import TakenReplies
 from fedkeel.flower.server.requests import Requests
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.method.context import Ints, Message
-from fedkeel.system.trainings import Event
 from fedkeel.tree import Tree
 
 

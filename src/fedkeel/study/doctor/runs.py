@@ -135,7 +135,7 @@ def short_settings(settings: RunSettings) -> RunSettings:
     changes = {
         "evaluation": settings.evaluation.model_copy(update={"clients_every": 0, "target": None}),
         "diagnose": config.Diagnose(),
-        **{table: kind.default for table, kind in declared_tables().items()},
+        **{t: kind.default for t, kind in declared_tables().items() if not kind.in_short_runs},
     }
     return with_one_weighting(RunSettings(**{**values, **changes}))
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from fedkeel.config import System
 from fedkeel.cost.memory import estimate_run
 from fedkeel.cost.work import MultiplyAdds, gradient_multiply_adds
 from fedkeel.data import batches
@@ -17,6 +16,7 @@ from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.rehearsal import with_empty_answers, with_one_batch
+from fedkeel.features.time.settings import System
 from fedkeel.method.server_round import server_message
 
 

@@ -11,8 +11,8 @@ from fedkeel.data.cohort import Selection, select, selectable
 from fedkeel.data.dataset import Ints
 from fedkeel.engine.process.interrupts import is_end_requested
 from fedkeel.errors import ConfigError, counted
-from fedkeel.system.schedule import Due
-from fedkeel.system.trainings import Event, Trainings
+from fedkeel.features.time.schedule import Due
+from fedkeel.features.time.trainings import Event, Trainings
 
 PATIENCE_SECONDS = 3.0
 """Time that a step may take to find in virtual time, beyond which an interrupt ends it."""
@@ -46,7 +46,7 @@ class Asynchronous:
         self._is_idle = np.isin(np.arange(len(sizes)), clients)  # and may train
         self._draws = 0
 
-    def resume(self, round: int, seconds: float | None) -> None:
+    def resume(self, round: int) -> None:
         """Make the schedule again up to a round; or forget what nodes were asked."""
         if self.trainings.is_remade:
             for before in range(round):

@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 
 import fedkeel as fk
-from fedkeel.config import Cohort, System
+from fedkeel.config import Cohort
 from fedkeel.data.cohort import selectable
 from fedkeel.errors import ConfigError, DataError, RunError
+from fedkeel.features.time import asynchronous as asynchronous_module
+from fedkeel.features.time import trainings
+from fedkeel.features.time.asynchronous import Asynchronous
+from fedkeel.features.time.availability import Diurnal, Sessions, Trace, make_availability
+from fedkeel.features.time.devices import Devices, make_devices
+from fedkeel.features.time.schedule import Synchronous, Timing
+from fedkeel.features.time.settings import System
+from fedkeel.features.time.trainings import VirtualTrainings
+from fedkeel.features.time.work import ClientWork
 from fedkeel.rng import generator
 from fedkeel.runner.start import start
-from fedkeel.system import asynchronous as asynchronous_module
-from fedkeel.system import trainings
-from fedkeel.system.asynchronous import Asynchronous
-from fedkeel.system.availability import Diurnal, Sessions, Trace, make_availability
-from fedkeel.system.devices import Devices, make_devices
-from fedkeel.system.schedule import Synchronous, Timing
-from fedkeel.system.trainings import VirtualTrainings
-from fedkeel.system.work import ClientWork
 from toys import deadline, prepared
 
 INF = np.inf
@@ -201,7 +202,7 @@ def test_a_resumed_schedule_goes_on() -> None:
     made = Synchronous(timing([1.0, 2.0, 3.0, 4.0], settings), Cohort(), sizes(4))
     first = [made.due(t) for t in range(8)]
     again = Synchronous(timing([1.0, 2.0, 3.0, 4.0], settings), Cohort(), sizes(4))
-    again.resume(5, first[4].seconds)
+    again.now = first[4].seconds or 0.0
     assert str(again.due(5)) == str(first[5])
 
 
@@ -256,7 +257,7 @@ def test_other_clients_take_the_place_of_those_that_are_done_or_lost() -> None:
     assert len(seen) == 30
     assert lost > 30
     again = asynchronous(timing(speeds, settings), cohort, sizes(30), 3)
-    again.resume(59, None)
+    again.resume(59)
     assert str(again.due(59)) == str(due)
 
 

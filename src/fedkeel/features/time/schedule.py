@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.config import Cohort, System
+from fedkeel.config import Cohort
 from fedkeel.data.cohort import Select, Selection, select_by_seed, selectable
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import RunError
+from fedkeel.features.time.availability import Availability, make_availability
+from fedkeel.features.time.devices import Devices, jitter, make_devices
+from fedkeel.features.time.settings import System
+from fedkeel.features.time.work import ClientWork
 from fedkeel.rng import generator, generators
-from fedkeel.system.availability import Availability, make_availability
-from fedkeel.system.devices import Devices, jitter, make_devices
-from fedkeel.system.work import ClientWork
 
 Bools = NDArray[np.bool_]
 
@@ -43,31 +43,6 @@ class Due:
     versions: Ints
     seconds: float | None = None
     ages: Floats | None = None
-
-
-class ReplySchedule(Protocol):
-    """Says for one round after the other who replies."""
-
-    def due(self, round: int) -> Due:
-        """Return what the server waits for before its step `round`, counted from 0."""
-
-    def resume(self, round: int, seconds: float | None) -> None:
-        """Go on before step `round`, at the virtual time of the one before."""
-
-
-class Untimed:
-    """Cohorts without virtual time."""
-
-    def __init__(self, select: Select) -> None:
-        self._select = select
-
-    def due(self, round: int) -> Due:
-        """Return the cohort."""
-        chosen = self._select(round)
-        return Due(chosen, np.full(len(chosen.clients), round))
-
-    def resume(self, round: int, seconds: float | None) -> None:
-        """Do nothing: there is no time."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +107,11 @@ class Timing:
 
 
 class Synchronous:
-    """Rounds in which the server waits: for all, for enough of them, or until a deadline."""
+    """Rounds in which the server waits: for all, for enough of them, or until a deadline.
+
+    Attributes:
+        now: virtual time at the end of the round before.
+    """
 
     def __init__(
         self, timing: Timing, cohort: Cohort, sizes: Ints, select: Select | None = None
@@ -140,11 +119,7 @@ class Synchronous:
         self._timing, self._cohort = timing, cohort
         self._select = select or select_by_seed(cohort, sizes, timing.seed)
         self._selectable = selectable(cohort, sizes, timing.seed)
-        self._now = 0.0
-
-    def resume(self, round: int, seconds: float | None) -> None:
-        """Go on at a virtual time."""
-        self._now = seconds or 0.0
+        self.now = 0.0
 
     @property
     def seconds(self) -> Floats:
@@ -169,7 +144,7 @@ class Synchronous:
     def due(self, round: int) -> Due:
         """Return who replies in time, and when the round ends."""
         timing, settings = self._timing, self._timing.settings
-        start = reached_at(timing.availability, self._selectable, self._now)
+        start = reached_at(timing.availability, self._selectable, self.now)
         among = None
         if settings.availability != "always":
             among = timing.availability.present(self._selectable, start)
@@ -183,13 +158,13 @@ class Synchronous:
         taken = in_time[order[:needed]]
         if len(taken) == needed or deadline == math.inf:
             last = taken if len(taken) == needed else np.arange(len(clients))
-            self._now = float(ends[last].max(initial=start))
+            self.now = float(ends[last].max(initial=start))
         else:
-            self._now = start + deadline
+            self.now = start + deadline
         taken = np.sort(taken)
         late = np.setdiff1d(clients, clients[taken])
         cohort = Selection(clients[taken], late, chosen.candidates)
-        return Due(cohort, np.full(len(taken), round), self._now)
+        return Due(cohort, np.full(len(taken), round), self.now)
 
     def _ends(
         self, start: float, round: int, clients: Ints, chosen: Selection

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.config import System
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import ConfigError, DataError
+from fedkeel.features.time.settings import System
 from fedkeel.named_files import TABLE_BYTES, expanded, open_regular
 from fedkeel.rng import generator, generators
 

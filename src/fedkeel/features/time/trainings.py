@@ -12,8 +12,8 @@ import numpy as np
 from fedkeel.data.cohort import Selection
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import RunError
+from fedkeel.features.time.schedule import Timing, reached_at
 from fedkeel.method.context import Message
-from fedkeel.system.schedule import Timing, reached_at
 
 MOST_LOST = 100
 """Local trainings that may be lost for one step of the server, for each client."""

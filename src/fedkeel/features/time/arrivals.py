@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,28 +12,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.data.cohort import Selection
 from fedkeel.engine.base import ReportProgress, TrainedCohort, TrainingEngine
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.errors import RunError
+from fedkeel.features.time.asynchronous import Asynchronous
+from fedkeel.features.time.schedule import Due
 from fedkeel.method.context import Ints, Message
 from fedkeel.method.part import traits_of
 from fedkeel.method.round_values import Replies, Server
-from fedkeel.method.server_round import raw_weights
-from fedkeel.system.asynchronous import Asynchronous
-from fedkeel.system.schedule import Due
+from fedkeel.method.server_round import raw_weights, server_message
+from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.schedule import Schedule
 from fedkeel.tree import State
 
 PREFIX = "versions/"
 """What the names of a checkpoint's arrays begin with that hold models which clients train from."""
 
 
-class Arrivals:
-    """Trains clients when their replies are due, and keeps the models that they were sent.
+class Arrivals(Schedule):
+    """The clients whose replies a server that does not wait takes in a step.
 
-    What a client makes of a model does not depend on when it is trained. So in a simulation,
-    clients which began at one model, and whose replies are due for one step, are trained together
-    at that moment. Nodes have trained by then.
+    It keeps the models that clients were sent, and trains clients when their replies are due. What
+    a client makes of a model does not depend on when it is trained. So in a simulation, clients
+    which began at one model, and whose replies are due for one step, are trained together at that
+    moment. Nodes have trained by then.
 
     Args:
         prepared: a run whose method has a server policy.
@@ -44,34 +48,33 @@ class Arrivals:
         self._prepared, self._schedule = prepared, schedule
         self._messages: dict[int, Message] = {}
 
-    def due(self, message: Message) -> Due:
-        """Return whose replies the server takes in its next step.
+    @property
+    def counts_at_once(self) -> bool:
+        """Whether new state counts before the server's step: yes, as no client trains twice."""
+        return True
 
-        Args:
-            message: what it sends from now on.
-        """
+    @property
+    def phase(self) -> Literal["sampling", "train"]:
+        """The phase in which `due` takes its time: nodes train while the server waits."""
+        return "sampling" if self._schedule.trainings.is_remade else "train"
+
+    def due(self, message: Message) -> Selection:
+        """Return whose replies the server takes in its next step, and who was lost."""
         self._messages[message.round] = message
         self._schedule.trainings.offer(message)
-        return self._schedule.due(message.round)
+        self._due = self._schedule.due(message.round)
+        return self._due.cohort
 
     def train(
         self,
         engine: TrainingEngine,
         server: Server,
         message: Message,
-        due: Due,
+        cohort: Selection,
         tick: ReportProgress,
     ) -> TrainedCohort:
-        """Return the replies of a step; the clients' new state counts at once.
-
-        Args:
-            engine: runs them.
-            server: the server before its step.
-            message: what it sends now.
-            due: whose replies are due, and from which models.
-            tick: called with the number of clients that have been trained since the last call.
-        """
-        trainings = self._schedule.trainings
+        """Return the replies of a step; the clients' new state counts at once."""
+        trainings, due = self._schedule.trainings, self._due
         if trainings.is_remade:
             trained = self._trained_now(engine, due, tick)
         else:
@@ -108,7 +111,17 @@ class Arrivals:
         weights = raw_weights(self._prepared.plan.weights, replies.examples, replies.processed)
         return replies.clients[replies.finite & (weights > 0.0)]
 
-    def snapshot(self) -> dict[str, NDArray[Any]]:
+    def recorded(self, row: RoundRecord) -> RoundRecord:
+        """Return the row with the time of the server's step, and how old its updates were."""
+        row = replace(row, virtual_seconds=self._schedule.trainings.virtual_seconds)
+        if row.round == 0:
+            return row
+        due, is_used = self._due, np.isin(self._due.cohort.clients, row.clients)
+        staleness = row.round - 1 - due.versions[is_used]
+        ages = [] if due.ages is None else due.ages[is_used].tolist()
+        return replace(row, staleness=staleness.tolist(), staleness_seconds=ages)
+
+    def state(self) -> dict[str, NDArray[Any]]:
         """Return the models that clients train from, for a checkpoint of a simulation."""
         if not self._schedule.trainings.is_remade:
             return {}
@@ -118,16 +131,14 @@ class Arrivals:
             for path, tensor in tree.walk(message_state(message))
         }
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], like: Message) -> None:
-        """Take the models of a checkpoint.
-
-        Args:
-            arrays: what `snapshot` returned, among others.
-            like: a message of the run, for names and order.
+    def restore(self, arrays: Mapping[str, NDArray[Any]], rows: Sequence[RoundRecord]) -> None:
+        """Make the schedule again, and take the models that clients train from.
 
         Raises:
             RunError: a model is missing.
         """
+        self._schedule.resume(rows[-1].round)
+        like = server_message(self._prepared.plan, self._prepared.server, 1.0)
         for version in sorted(self._schedule.trainings.versions):
             saved = {
                 path: _saved(arrays, f"{PREFIX}{version}/{path}", tensor)

@@ -1,0 +1,41 @@
+"""What does not go with a server that does not wait."""
+
+from __future__ import annotations
+
+from fedkeel.engine.prepared import Draft
+from fedkeel.errors import ConfigError
+from fedkeel.method.part import traits_of
+
+
+def check_policy(draft: Draft) -> None:
+    """Refuse what does not go with a server that does not wait.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    settings, training = draft.settings, draft.training
+    policy = training.plan.policy
+    if policy is None:
+        return
+    if settings.diagnose.kinds:
+        raise ConfigError(
+            f"Diagnostics do not go with {policy.name}.",
+            got=", ".join(settings.diagnose.kinds),
+            why="they compare clients that began a round at one model",
+            do="leave out [diagnose]",
+        )
+    if settings.adversary.kind not in ("none", "label_flip"):
+        raise ConfigError(
+            f"Attacks on updates do not go with {policy.name}.",
+            got=f"adversary.kind = {settings.adversary.kind!r}",
+            why="they are made of the updates of a round, which begin at one model",
+            do="leave out [adversary]",
+        )
+    has_buffers = training.buffers == "average" and bool(training.network.buffers)
+    if has_buffers and traits_of(policy).updates_from_present:
+        raise ConfigError(
+            f"{policy.name} does not go with buffers that are averaged.",
+            why="it mixes parameters, and a client's running statistics would replace the server's",
+            do="use fedbuff, keep them local (model.buffers = 'local'), or replace batch "
+            "normalisation: fedkeel.replace_batch_norm(module)",
+        )

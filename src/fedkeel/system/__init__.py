@@ -1,1 +1,0 @@
-"""Virtual time: how fast clients are, when they are there, and who replies when."""
