@@ -103,7 +103,7 @@ class EngineRule:
         The package's own models and methods are known to be compiled. Others are tried.
         """
         requested = prepared.settings.engine
-        if self._first is None or self._first.pooled is not None:  # that has a single client
+        if self._first is None or not self._first.engine_has_clients:  # that has a single client
             self._first = prepared
         self._count += 1
         if requested.kind not in ("auto", "vectorized"):

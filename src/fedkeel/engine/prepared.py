@@ -20,7 +20,6 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
-from fedkeel.records.baselines import BASELINES
 from fedkeel.robust.attackers import Attack
 from fedkeel.task.task import Task
 from fedkeel.tree import Tree
@@ -62,22 +61,28 @@ class Draft:
 
     Args:
         settings: what was asked for.
+        clients: the clients as the data are divided, whoever trains on them.
         federation: the clients that train.
+        cohort: who takes part in a round.
         training: method, model and local training.
         provides: what task and engine provide.
         augment: a transform of each batch in training; True crops and mirrors images at random.
         make_server_seed: gives the seed of cohorts and of what the server's parts draw.
         step_size: updates that make a step of the server; None: those of the clients of a round.
+        is_baseline: whether the run sends nothing, and methods are compared to it.
         features: the features so far.
     """
 
     settings: config.Run
+    clients: Federation
     federation: Federation
+    cohort: config.Cohort
     training: LocalTraining
     provides: frozenset[Capability]
     augment: bool | Transform
     make_server_seed: Callable[[], int]
     step_size: int | None = None
+    is_baseline: bool = False
     features: tuple[object, ...] = ()
 
     def with_feature(self, feature: object) -> Draft:
@@ -94,6 +99,8 @@ class Prepared:
         setup: method, model, data and seed.
         server: the server before the first round.
         spec: what a client's reply looks like.
+        clients: the clients as the data are divided, whoever trains on them.
+        cohort: who takes part in a round.
         population: how many clients there are, and in a round.
         ingredients: what it was made of.
         make_server_seed: gives the seed of cohorts and of what the server's parts draw.
@@ -101,8 +108,7 @@ class Prepared:
         state: where client state lives.
         unseen: where values of the user's code are that could not be read in full, so that the
             run is never taken for an earlier one.
-        pooled: the clients whose examples the run trains on in one place; None where each client
-            trains on its own.
+        is_baseline: whether the run sends nothing, and methods are compared to it.
         attack: the attackers, None where there are none.
         step_size: updates that make a step of the server; None: those of the clients of a round.
         features: what the run does beside training.
@@ -112,13 +118,15 @@ class Prepared:
     setup: TrainingSetup
     server: Server
     spec: dict[str, TensorSpec]
+    clients: Federation
+    cohort: config.Cohort
     population: Population
     ingredients: Ingredients
     make_server_seed: Callable[[], int]
     key: str = ""
     state: StatePlace = "memory"
     unseen: tuple[str, ...] = ()
-    pooled: Federation | None = None
+    is_baseline: bool = False
     attack: Attack | None = None
     step_size: int | None = None
     features: tuple[object, ...] = ()
@@ -128,14 +136,9 @@ class Prepared:
         return next((item for item in self.features if isinstance(item, kind)), None)
 
     @property
-    def clients(self) -> Federation:
-        """The clients as the data are divided, whoever trains on them."""
-        return self.setup.federation if self.pooled is None else self.pooled
-
-    @property
-    def cohort(self) -> config.Cohort:
-        """Who takes part in a round: everybody where all examples are in one place."""
-        return self.settings.cohort if self.pooled is None else config.Cohort()
+    def engine_has_clients(self) -> bool:
+        """Whether the clients as the data are divided are those that an engine trains."""
+        return self.clients is self.setup.federation
 
     @property
     def data_digest(self) -> str:
@@ -155,11 +158,6 @@ class Prepared:
             return self.step_size
         sizes, rounds = self.setup.federation.sizes, self.settings.rounds
         return largest_cohort(self.cohort, sizes, self.server_seed, rounds)
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether the run is a baseline, which sends nothing."""
-        return self.settings.method in BASELINES
 
     def state_dict(self, server: Server) -> Tree:
         """Return the state dict of the run's model; empty where none is whole."""

@@ -41,10 +41,10 @@ def with_client_scores(
     A client without examples to measure on has 0 of them, and None for its scores.
     """
     setup = prepared.setup
-    if prepared.pooled is None:
+    if prepared.engine_has_clients:
         measured = evaluate_model(engine, setup, server, "clients")
-    else:  # the engine knows no clients
-        setup = replace(setup, federation=prepared.pooled)
+    else:
+        setup = replace(setup, federation=prepared.clients)
         measured = evaluate_pooled(prepared, server)
     columns = columns_by_group(setup, "clients", measured)
     counts = columns.pop(EXAMPLES)
@@ -68,11 +68,11 @@ def with_personal_scores(
         judged: whether the model is judged by them: all clients' examples together are `row.test`.
     """
     setup = prepared.setup
-    if prepared.pooled is None:
+    if prepared.engine_has_clients:
         model = ServerModel(server.params, server.buffers, server.round)
         scores = engine.measure_personal(setup, model)
-    else:  # the engine knows no clients
-        setup = replace(setup, federation=prepared.pooled)
+    else:
+        setup = replace(setup, federation=prepared.clients)
         scores = scores_of_clients(
             setup, server.params, server.buffers or setup.training.network.buffers
         )

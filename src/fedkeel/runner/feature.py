@@ -29,6 +29,9 @@ class Feature:
     on_processor: ClassVar[bool] = False
     """Whether it reads tensors of the server in a round, which then stay on the processor."""
 
+    method: ClassVar[str] = ""
+    """Expression that trains where the settings name a method that is this feature's; "" mostly."""
+
     @classmethod
     def of(cls, settings: config.Run, table: str) -> Self | None:
         """Return the feature as the settings of a run ask for it, None where they do not."""
@@ -95,6 +98,10 @@ class Feature:
     def most_replies(self, clients: int) -> int:
         """Return how many of a round's clients the server takes a reply of, at most."""
         return clients
+
+    def description(self, prepared: Prepared) -> str:
+        """Return in words how the run trains, where it is not by its method; "" mostly."""
+        return ""
 
     def hooks(self, prepared: Prepared) -> Hooks | None:
         """Return what follows the rounds of a run; None for nothing."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedkeel.data.cohort import Select
 from fedkeel.data.dataset import Ints
@@ -19,6 +21,20 @@ from fedkeel.runner.callbacks import Callback
 from fedkeel.tree import Tree
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What models have answered, counted for the pictures of a report.
+
+    Args:
+        counts: [R, S] as of `MetricSet.of_pictures`, whose sum is that of all answers; NaN of a
+            client that gave none.
+        of_models: whether each row is a model's, on the same examples.
+    """
+
+    counts: Tensor
+    of_models: bool = False
+
+
 class Hooks(Callback):
     """Follows the rounds of a run as a callback does, adds to their records, and has a state.
 
@@ -28,6 +44,39 @@ class Hooks(Callback):
     def recorded(self, row: RoundRecord) -> RoundRecord:
         """Return the record of a new round with what the feature adds, before it is evaluated."""
         return row
+
+    def judged(
+        self, row: RoundRecord, engine: TrainingEngine, server: Server
+    ) -> RoundRecord | None:
+        """Return the record with the scores by which the run is judged; None of the global model.
+
+        Args:
+            row: the record of a round without scores.
+            engine: keeps what clients keep.
+            server: after the round.
+        """
+        return None
+
+    def client_scores(
+        self, row: RoundRecord, engine: TrainingEngine, server: Server
+    ) -> RoundRecord | None:
+        """Return the record with scores of each client; None where the global model has them.
+
+        Args:
+            row: the record of a round.
+            engine: keeps what clients keep.
+            server: after the round.
+        """
+        return None
+
+    def answers(self, engine: TrainingEngine, server: Server) -> Answers | None:
+        """Return what the models by which the run is judged answer; None of the global model.
+
+        Args:
+            engine: keeps what clients keep.
+            server: after the last round.
+        """
+        return None
 
     def timed(self, row: RoundRecord) -> RoundRecord:
         """Return the record of a new round with what depends on its seconds, before it is kept."""

@@ -17,7 +17,6 @@ from fedkeel.records.folder import MODEL, RunFolder
 from fedkeel.records.pictures import PICTURES
 from fedkeel.records.row_file import ROWS
 from fedkeel.records.run_record import RunRecord, Status
-from fedkeel.runner.client_models import ClientModels
 from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.pictures import measure_pictures
 from fedkeel.runner.result import Result
@@ -69,7 +68,6 @@ def finish(
     server: Server,
     engine: TrainingEngine | None,
     hooks: Sequence[Hooks],
-    models: ClientModels | None,
 ) -> Result:
     """Write how a run ended; a finished one leaves its models and no more client state.
 
@@ -80,7 +78,6 @@ def finish(
         server: after the last round.
         engine: keeps what clients keep; None after an error.
         hooks: of the run's features.
-        models: the clients' models, where each client trains alone.
 
     Returns:
         The result with its record as it was written.
@@ -99,7 +96,7 @@ def finish(
         digests = {ROWS: folder.complete_rows(), **folder.digests_of_inputs()}
         pictures = None
         if alive is not None:
-            pictures = measure_pictures(alive, prepared, server, models)
+            pictures = measure_pictures(alive, prepared, server, hooks)
         if pictures is not None:
             digests[PICTURES] = folder.save_pictures(pictures)
         own = [(MODEL, result.module)] if result.module else []

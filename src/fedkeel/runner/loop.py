@@ -20,14 +20,12 @@ from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
 from fedkeel.method.server_memory import copy_memory, reset_client_sums
 from fedkeel.method.server_round import server_message, server_round
-from fedkeel.records.baselines import LOCAL
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.attack import with_success_rate
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
 from fedkeel.runner.checkpoint import Checkpoints
-from fedkeel.runner.client_models import ClientModels
 from fedkeel.runner.engines import make, server_device, state_folder
 from fedkeel.runner.evaluate import (
     with_client_scores,
@@ -65,7 +63,6 @@ class RoundLoop:
         self._prepared, self._record, self._folder = prepared, record, folder
         self._settings, self._setup, self._plan = prepared.settings, prepared.setup, prepared.plan
         self._user_engine = engine
-        self._models: ClientModels | None = None  # where each client has its own
         self._observer = Observer(prepared, record.engine.first_device)
         hooks = hooks_of(prepared)
         self._callbacks = CallbackList([*hooks, *callbacks])
@@ -129,8 +126,6 @@ class RoundLoop:
             if self._checkpoints.damaged:
                 text = f"{self._checkpoints.damaged}; the run went on from the one before"
                 self._record = replace(self._record, warnings=[*self._record.warnings, text])
-        if self._settings.method == LOCAL:
-            self._models = ClientModels(self._setup, engine, self._prepared.judges_personal_models)
         self._clock = Clock()
         if saved is not None:
             self._server, self._rows = saved
@@ -222,16 +217,18 @@ class RoundLoop:
         return row
 
     def _with_test_scores(self, row: RoundRecord, engine: TrainingEngine) -> RoundRecord:
-        if self._models is not None:
-            return self._models.with_test_scores(row)
+        for each in self._hooks:
+            if (judged := each.judged(row, engine, self._server)) is not None:
+                return judged
         if self._prepared.judges_personal_models:
             return with_personal_scores(row, engine, self._prepared, self._server, judged=True)
         row = with_test_scores(row, engine, self._setup, self._server)
         return with_success_rate(row, self._prepared, self._server)
 
     def _with_client_scores(self, row: RoundRecord, engine: TrainingEngine) -> RoundRecord:
-        if self._models is not None:
-            return self._models.with_client_scores(row)
+        for each in self._hooks:
+            if (scored := each.client_scores(row, engine, self._server)) is not None:
+                return scored
         if self._plan.has_personal_models and row.personal is None:
             row = with_personal_scores(row, engine, self._prepared, self._server, judged=False)
         if self._setup.training.personal:  # the global model is not whole
@@ -267,9 +264,7 @@ class RoundLoop:
         with suppress(RunError) if lenient else ExitStack():
             if self._checkpoints is not None and self._rows and self._is_recorded:
                 self._checkpoints.save(server)
-            result = finish(
-                result, self._folder, self._prepared, server, engine, self._hooks, self._models
-            )
+            result = finish(result, self._folder, self._prepared, server, engine, self._hooks)
             self._record = result.record
         self._callbacks.on_run_end(result)
         return result

@@ -34,7 +34,6 @@ from fedkeel.records.run_record import (
 )
 from fedkeel.records.score import TaskRecord
 from fedkeel.runner.attack import task_record
-from fedkeel.runner.baselines import describe_baseline
 from fedkeel.runner.features import features_of
 from fedkeel.runner.warnings import find_warnings, node_warnings, simulated_sums
 from fedkeel.task.losses import loss_name, named_like
@@ -52,6 +51,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
     settings, setup, plan = prepared.settings, prepared.setup, prepared.plan
     network, federation = setup.training.network, prepared.clients
     parts, known = plan.parts or (), named_like(network.task_loss)
+    described = (feature.description(prepared) for feature in features_of(prepared).values())
     is_here = federation.how["kind"] != "nodes"
     on_nodes = engine is not None and engine.kind == "flower"
     has_histogram = is_here and not is_large(len(federation), federation.data.classes)
@@ -60,9 +60,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         name=settings.name,
         key=prepared.key,
         method=settings.method,
-        describe=describe_baseline(settings.method, setup.training.local)
-        if prepared.is_baseline
-        else describe(plan),
+        describe=next(filter(None, described), "") or describe(plan),
         parts=[_part_record(part) for part in parts],
         citations=keys(plan),
         bibtex=bibtex(keys(plan)),

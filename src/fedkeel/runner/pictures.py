@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
@@ -19,12 +21,12 @@ from fedkeel.records.pictures import (
     MeanCurve,
     Pictures,
 )
-from fedkeel.runner.client_models import ClientModels
 from fedkeel.runner.evaluate import evaluate_model, evaluate_pooled
+from fedkeel.runner.feature_hooks import Answers, Hooks
 
 
 def measure_pictures(
-    engine: TrainingEngine, prepared: Prepared, server: Server, models: ClientModels | None
+    engine: TrainingEngine, prepared: Prepared, server: Server, hooks: Sequence[Hooks]
 ) -> Pictures | None:
     """Return the counts for the pictures of a report, None where the task has none.
 
@@ -32,12 +34,13 @@ def measure_pictures(
         engine: keeps what clients keep.
         prepared: the run.
         server: after the last round.
-        models: the clients' models, where each client trains alone.
+        hooks: of the run's features; some may judge other models than the global one.
     """
     metrics = prepared.setup.metrics.of_pictures()
     if not metrics.summed:
         return None
-    states = _counts(engine, prepared, server, models)
+    answers = _answers(engine, prepared, server, hooks)
+    states = answers.counts
     states = states[~states.isnan().any(dim=1)]
     classes = prepared.setup.federation.data.classes
     shapes = {CONFUSION: (classes, classes), PROBABILITIES: (-1, 2), QUANTITIES: (BINS, BINS)}
@@ -57,8 +60,7 @@ def measure_pictures(
     if QUANTITIES in total:
         targets = only_tensor(prepared.setup.federation.data.y, "a picture")
         low, high = float(targets.min()), float(targets.max())
-    is_mean = models is not None and not prepared.judges_personal_models
-    if is_mean and PROBABILITIES in total:
+    if answers.of_models and PROBABILITIES in total:
         curve = MeanCurve.of([tables(counts)[PROBABILITIES] for counts in states])
     return Pictures(
         confusion=total.get(CONFUSION),
@@ -71,15 +73,15 @@ def measure_pictures(
     )
 
 
-def _counts(
-    engine: TrainingEngine, prepared: Prepared, server: Server, models: ClientModels | None
-) -> Tensor:
-    """Return [R, S] counts, whose sum is that of all answers; NaN of a client that gave none."""
-    if models is not None:
-        return models.counts(server.round)
+def _answers(
+    engine: TrainingEngine, prepared: Prepared, server: Server, hooks: Sequence[Hooks]
+) -> Answers:
+    for each in hooks:
+        if (answers := each.answers(engine, server)) is not None:
+            return answers
     if not prepared.judges_personal_models:
-        return evaluate_model(engine, prepared.setup, server, "pictures").states
-    if prepared.pooled is not None:  # the engine knows no clients
-        return evaluate_pooled(prepared, server, of_pictures=True).states
+        return Answers(evaluate_model(engine, prepared.setup, server, "pictures").states)
+    if not prepared.engine_has_clients:
+        return Answers(evaluate_pooled(prepared, server, of_pictures=True).states)
     model = ServerModel(server.params, server.buffers, server.round)
-    return engine.count_personal(prepared.setup, model)
+    return Answers(engine.count_personal(prepared.setup, model))

@@ -38,7 +38,7 @@ from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.rehearsal import rehearse
 from fedkeel.errors import ConfigError, DataError, ModelError, RunError, counted
 from fedkeel.memory import format_bytes, free_memory
-from fedkeel.method.compose import SIMULATION, Plan
+from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import check_optimiser, check_sampling
@@ -48,9 +48,7 @@ from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.reached_values import Description, describe_value
-from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.robust.attackers import check_attack, find_attack
-from fedkeel.runner.baselines import baseline_training, pooled_work
 from fedkeel.runner.features import features_asked_for, features_of
 from fedkeel.secure.legality import check_secure_aggregation
 from fedkeel.task.losses import (
@@ -147,25 +145,29 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     honest = _converted(ingredients.clients(settings.seed), dtype)
     attack = find_attack(settings, honest)
     clients = honest if attack is None else attack.poison(honest)
-    is_pooled = settings.method == CENTRALISED
-    federation = clients.in_one_place() if is_pooled else clients
     cohort = numbered(settings.cohort, clients.names, len(clients))
     settings = settings.model_copy(update={"cohort": cohort})
-    test = _matched_test_set(federation.data, ingredients.test.to(dtype))
-    task = _task_of_method(settings, ingredients.task)
-    network = task.network(federation.data, settings.seed, dtype)
+    features = features_asked_for(settings)
+    method = next((item.method for item in features if item.method), settings.method)
+    data = clients.data
+    test = _matched_test_set(data, ingredients.test.to(dtype))
+    plan = parse(method, weights=settings.weights)
+    task = ingredients.task
+    if plan.buffers_keeper:
+        task = replace(task, buffers="local")
+    network = task.network(data, settings.seed, dtype)
     network.mixed = settings.engine.precision == "bf16-mixed"
-    _check_test_targets(network, federation.data, test)
-    metrics = task.metric_set(network, federation.data)
-    if federation.how["kind"] == "nodes" and (name := metrics.why_not_on_nodes()):
+    _check_test_targets(network, data, test)
+    metrics = task.metric_set(network, data)
+    if clients.how["kind"] == "nodes" and (name := metrics.why_not_on_nodes()):
         raise ModelError(
             f"The metric {name!r} has to see all examples at once, and nodes send sums alone.",
             do="leave it out of the metrics where the data are on nodes",
         )
-    augment = _described_transform(ingredients, federation.data, settings.seed)
-    plan = _plan(settings, _capabilities(network, federation))
-    count = len(federation)
-    local = pooled_work(settings, clients.sizes) if is_pooled else plan.work(settings.local)
+    augment = _described_transform(ingredients, data, settings.seed)
+    provides = _capabilities(network, data)
+    plan = parse(method, provides, settings.weights)
+    local = plan.work(settings.local)
     check_optimiser(plan, local)
     check_attack(attack, plan)
     training = LocalTraining(
@@ -176,22 +178,21 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         rounds=settings.rounds,
         personal=plan.personal_names(network.layout),
     )
-    training = baseline_training(settings.method, training)
+    own_seed = partial(int, settings.seed)
+    who = clients, clients, cohort  # those that train are those of the data, for now
+    draft = Draft(settings, *who, training, provides, ingredients.augment, own_seed)
+    for feature in features:
+        draft = feature.wrap(draft)
+    training, plan, federation = draft.training, draft.training.plan, draft.federation
     _check_accumulation(training.local, federation)
     _check_round_length(training.local, federation)
     _check_batches_of_one(training, federation, settings.rounds)
-    provides = _capabilities(network, federation)
-    own_seed = partial(int, settings.seed)
-    draft = Draft(settings, federation, training, provides, ingredients.augment, own_seed)
-    for feature in features_asked_for(settings):
-        draft = feature.wrap(draft)
-    training, plan = draft.training, draft.training.plan
-    per_round = 1 if is_pooled else settings.cohort.size(count)
-    population = Population.of(network, count, draft.step_size or per_round)
+    per_round = draft.cohort.size(len(federation))
+    population = Population.of(network, len(federation), draft.step_size or per_round)
     check_sampling(plan, training.local)
     if settings.flower.secure_aggregation:
         nodes = settings.flower.secure_minimum
-        check_secure_aggregation(settings.method, training, nodes, count)
+        check_secure_aggregation(settings.method, training, nodes, len(federation))
     setup = TrainingSetup(
         training,
         federation,
@@ -223,11 +224,13 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         setup,
         server,
         spec,
+        draft.clients,
+        draft.cohort,
         population,
         ingredients,
         draft.make_server_seed,
         unseen=unseen,
-        pooled=clients if is_pooled else None,
+        is_baseline=draft.is_baseline,
         attack=attack,
         step_size=draft.step_size,
         features=draft.features,
@@ -247,29 +250,14 @@ def _described_transform(ingredients: Ingredients, data: Dataset, seed: int) -> 
     return describe_value(ingredients.augment, "augment")
 
 
-def _task_of_method(settings: config.Run, task: Task) -> Task:
-    """Return the task with what the method says of the model's buffers."""
-    if settings.method in BASELINES:
-        return task
-    plan = parse(settings.method, weights=settings.weights)
-    return replace(task, buffers="local") if plan.buffers_keeper else task
-
-
-def _plan(settings: config.Run, provides: frozenset[Capability]) -> Plan:
-    """Return the method; a baseline is plain training, under its own name."""
-    if settings.method not in BASELINES:
-        return parse(settings.method, provides, settings.weights)
-    return replace(parse("fedavg", provides, settings.weights), expression=settings.method)
-
-
 def _converted(federation: Federation, dtype: torch.dtype) -> Federation:
     data = federation.data.to(dtype)
     return federation if data is federation.data else replace(federation, data=data)
 
 
-def _capabilities(network: Network, federation: Federation) -> frozenset[Capability]:
+def _capabilities(network: Network, data: Dataset) -> frozenset[Capability]:
     capabilities = set(SIMULATION)
-    if federation.data.has_labels and network.scores_classes:
+    if data.has_labels and network.scores_classes:
         capabilities.add(Capability.CLASSES)
     if network.soft_target is not None:
         capabilities.add(Capability.SOFT_TARGETS)
@@ -283,8 +271,7 @@ def _capabilities(network: Network, federation: Federation) -> frozenset[Capabil
         capabilities.add(Capability.LOSS_BY_EXAMPLE)
         if not network.mixes_examples:
             capabilities.add(Capability.EXAMPLE_LOSSES)
-    x = federation.data.x
-    if isinstance(x, Tensor) and x.is_floating_point():
+    if isinstance(data.x, Tensor) and data.x.is_floating_point():
         capabilities.add(Capability.INPUT_GRADIENT)
     return frozenset(capabilities)
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.engine.base import PersonalScores, ServerModel, TrainingEngine, TrainingSetup
 from fedkeel.engine.evaluation import scores_by_group
 from fedkeel.method.local_training import BUFFERS, PERSONAL
+from fedkeel.method.round_values import Server
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.runner.evaluate import score_columns
+from fedkeel.runner.feature_hooks import Answers, Hooks
 from fedkeel.tree import Tree, tensors
 
 
-class ClientModels:
+class ClientModels(Hooks):
     """Scores the model of each client, where each has its own; a score is the mean over them.
 
     Clients without training examples have no model. A client that has not trained yet has the
@@ -26,69 +27,62 @@ class ClientModels:
 
     Args:
         setup: method, model, data and seed.
-        engine: keeps the clients' models.
         judged_on_own: whether the models are judged on their clients' own examples, all clients
             together, in place of the test set.
     """
 
-    def __init__(
-        self, setup: TrainingSetup, engine: TrainingEngine, judged_on_own: bool = False
-    ) -> None:
-        self._setup, self._engine, self._judged_on_own = setup, engine, judged_on_own
+    def __init__(self, setup: TrainingSetup, judged_on_own: bool = False) -> None:
+        self._setup, self._judged_on_own = setup, judged_on_own
         self._test: dict[int, tuple[int, list[Scores]]] = {}  # steps done, scores, by client
         self._initial: list[Scores] | None = None
 
-    def with_test_scores(self, row: RoundRecord) -> RoundRecord:
+    def judged(self, row: RoundRecord, engine: TrainingEngine, server: Server) -> RoundRecord:
         """Return the row with the scores by which the models are judged.
 
         These are the mean scores on the test set, and by source if several; or those on the
         clients' own examples.
         """
         if self._judged_on_own:
-            total = self._own_scores(row.round).total
+            total = self._own_scores(engine, row.round).total
             return replace(row, test=total if total.examples else None)
         clients = [int(k) for k in np.flatnonzero(self._setup.federation.sizes)]
-        by_client = self._scores(clients, self._test, self._test_scores)
+        by_client = self._scores(engine, clients)
         total, *by_source = (_mean(scores) for scores in zip(*by_client, strict=True))
         names = self._setup.test.sources
         sources = dict(zip(names, by_source, strict=True)) if len(names) > 1 else {}
         return replace(row, test=total, sources=sources or row.sources)
 
-    def with_client_scores(self, row: RoundRecord) -> RoundRecord:
+    def client_scores(
+        self, row: RoundRecord, engine: TrainingEngine, server: Server
+    ) -> RoundRecord:
         """Return the row with the scores of each client's model on its own examples, [C]."""
-        scores = self._own_scores(row.round).per_client
+        scores = self._own_scores(engine, row.round).per_client
         return replace(row, per_client=score_columns(scores, self._setup))
 
-    def counts(self, round: int) -> Tensor:
-        """Return [R, S] what the models answer, on the examples that they are judged on.
+    def answers(self, engine: TrainingEngine, server: Server) -> Answers:
+        """Return what the models answer, on the examples that they are judged on.
 
-        The counts are those of `MetricSet.of_pictures`: a row for each model on the test set, or
-        for each client's own examples.
+        There is a row for each model on the test set, or for each client's own examples.
         """
         if self._judged_on_own:
-            return self._engine.count_personal(self._setup, self._initial_model(round))
+            return Answers(engine.count_personal(self._setup, self._initial_model(server.round)))
         clients = np.flatnonzero(self._setup.federation.sizes).tolist()
-        measured = [self._engine.evaluate(*self._model(k), "pictures") for k in clients]
-        return torch.stack([one.states.sum(dim=0) for one in measured])
+        measured = [engine.evaluate(*self._model(engine, k), "pictures") for k in clients]
+        return Answers(torch.stack([one.states.sum(dim=0) for one in measured]), of_models=True)
 
-    def _scores(
-        self,
-        clients: Sequence[int],
-        known: dict[int, tuple[int, list[Scores]]],
-        measure: Callable[[int], list[Scores]],
-    ) -> list[list[Scores]]:
-        steps = self._engine.done(np.array(clients, dtype=np.int64))
+    def _scores(self, engine: TrainingEngine, clients: Sequence[int]) -> list[list[Scores]]:
+        known, steps = self._test, engine.done(np.array(clients, dtype=np.int64))
         for k, done in zip(clients, steps.tolist(), strict=True):
             if k not in known or known[k][0] != done:
-                known[k] = done, measure(k)
+                known[k] = done, self._test_scores(engine, k)
         return [known[k][1] for k in clients]
 
-    def _test_scores(self, client: int) -> list[Scores]:
+    def _test_scores(self, engine: TrainingEngine, client: int) -> list[Scores]:
         """Return a model's scores on the test set, then on each of its sources."""
-        state = self._engine.client_state(client)
+        state = engine.client_state(client)
         if state is None and self._initial is not None:
             return self._initial
-        measured = self._engine.evaluate(*self._model(client), "test")
+        measured = engine.evaluate(*self._model(engine, client), "test")
         scores = scores_by_group(self._setup, "test", measured, of_all=True)
         if len(self._setup.test.sources) > 1:
             scores += scores_by_group(self._setup, "test", measured)
@@ -96,17 +90,17 @@ class ClientModels:
             self._initial = scores
         return scores
 
-    def _own_scores(self, round: int) -> PersonalScores:
+    def _own_scores(self, engine: TrainingEngine, round: int) -> PersonalScores:
         """Return the scores of the clients' models on their own examples."""
-        return self._engine.measure_personal(self._setup, self._initial_model(round))
+        return engine.measure_personal(self._setup, self._initial_model(round))
 
     def _initial_model(self, round: int) -> ServerModel:
         network = self._setup.training.network
         return ServerModel(network.params, network.buffers, round)
 
-    def _model(self, client: int) -> tuple[Tree, Tree]:
+    def _model(self, engine: TrainingEngine, client: int) -> tuple[Tree, Tree]:
         """Return the parameters and the buffers of a client's model."""
-        network, state = self._setup.training.network, self._engine.client_state(client)
+        network, state = self._setup.training.network, engine.client_state(client)
         if state is None:
             return network.params, network.buffers
         return tensors(state[PERSONAL]), tensors(state[BUFFERS]) if BUFFERS in state else {}

@@ -15,23 +15,19 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.records.baselines import BASELINES, LOCAL
 
 
-def baseline_training(method: str, training: LocalTraining) -> LocalTraining:
-    """Return the local training of a baseline, and of a method as it is.
+def goes_on(training: LocalTraining) -> LocalTraining:
+    """Return local training whose optimiser goes on from round to round."""
+    return replace(training, local=training.local.model_copy(update={"keep_state": True}))
 
-    A baseline is plain training, so its optimiser goes on from round to round.
-    """
-    if method not in BASELINES:
-        return training
-    local = training.local.model_copy(update={"keep_state": True})
-    training = replace(training, local=local)
-    if method != LOCAL:
-        return training
+
+def alone(training: LocalTraining) -> LocalTraining:
+    """Return local training of which nothing is shared."""
     network = training.network
     buffers = "local" if network.buffers else training.buffers
     return replace(training, personal=frozenset(network.names), buffers=buffers)
 
 
-def pooled_work(settings: config.Run, sizes: Ints) -> config.Local:
+def pooled_work(local: config.Local, settings: config.Run, sizes: Ints) -> config.Local:
     """Return how the examples of all clients are trained on in one place.
 
     Batches have the size of a client's, and one pass over all examples follows another. A round
@@ -40,10 +36,10 @@ def pooled_work(settings: config.Run, sizes: Ints) -> config.Local:
     round makes as many steps as one client, which takes as many examples.
 
     Args:
+        local: how clients train.
         settings: of the run.
         sizes: [C] number of examples of each client.
     """
-    local = settings.local
     kinds, kind_of_client = np.unique(sizes, return_inverse=True)
     steps = np.array([batches.count_steps(local, int(n)) if n else 0 for n in kinds])
     steps_of_client, total = steps[kind_of_client], 0.0
@@ -61,7 +57,7 @@ def round_half_up(value: float) -> int:
     return int(np.floor(value + 0.5))
 
 
-def describe_baseline(method: str, local: config.Local) -> str:
+def described(method: str, local: config.Local) -> str:
     """Return a baseline in words, one line each.
 
     Args:

@@ -16,9 +16,9 @@ from fedkeel.data import batches
 from fedkeel.data.cohort import select
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import CompositionError, RunError
+from fedkeel.features.baselines.training import pooled_work
 from fedkeel.method.grammar import parse
 from fedkeel.records.folder import BEST_MODEL, MODEL
-from fedkeel.runner.baselines import pooled_work
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.start import start
 from toys import Net, federation, held, plain, prepared, same
@@ -209,7 +209,7 @@ def test_steps_of_all_clients_together(
     if expected is None:
         chosen = [int(select(settings.cohort, sizes, 0, t).clients[0]) for t in range(4)]
         expected = int(sum([3, 4, 5][k] for k in chosen) / 4 + 0.5)
-    work = pooled_work(settings, sizes)
+    work = pooled_work(settings.local, settings, sizes)
     assert (work.steps, work.epochs, work.sampling) == (expected, None, "continue")
     assert work.batch_size == local["batch_size"]
 

@@ -1,0 +1,1 @@
+"""Baselines of a comparison, which send nothing: each client alone, all examples together."""
