@@ -61,12 +61,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     "records": frozenset({"base", "errors", "named_files"}),
     "report": frozenset({"base", "records", "errors", "named_files"}),
     "config": frozenset({"base", "errors", "named_files", "user_code"}),
-    "track": frozenset({"base", "config", "errors", "named_files", "optional", "records"}),
     "data": LEAVES | {"config"},
     "task": LEAVES | {"config", "data"},
     "solve": LEAVES,
     "method": LEAVES | {"config", "data", "task", "solve"},
-    "features": DOMAIN | {"solve", "engine", "cost", "runner"},  # that load it by its name only
+    "features": DOMAIN
+    | {"solve", "engine", "cost", "report", "runner"},  # that load it by its name only
     "trust": frozenset({"base", "config", "errors", "named_code", "named_files", "records"}),
     "predict": LEAVES | {"config", "data", "task", "trust"},
     "robust": DOMAIN | {"solve"},
@@ -74,9 +74,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "engine": DOMAIN | {"robust"},
     "cost": DOMAIN | {"engine"},
     "diagnose": DOMAIN | {"engine"},
-    "runner": DOMAIN
-    | {"engine", "cost", "diagnose", "report", "robust", "secure", "track", "trust"},
-    "study": DOMAIN | {"engine", "cost", "diagnose", "features", "runner", "report", "track"},
+    "runner": DOMAIN | {"engine", "cost", "diagnose", "report", "robust", "secure", "trust"},
+    "study": DOMAIN | {"engine", "cost", "diagnose", "features", "runner", "report"},
     "flower": DOMAIN
     | {"engine", "cost", "diagnose", "runner", "report", "robust", "secure"}
     | {"features", "trust"},
@@ -361,7 +360,7 @@ def test_the_path_of_a_round_is_short() -> None:
 
 def test_the_core_names_no_feature() -> None:
     """Features are found in a list: what makes, follows, records and shows a run knows none."""
-    rooms = ("config", "engine", "method", "records", "report", "runner", "task", "track")
+    rooms = ("config", "engine", "method", "records", "report", "runner", "task")
     for room_name in rooms:
         assert "fedkeel.features" not in {
             ".".join(name.split(".")[:2]) for name in imports_of(room_name)
@@ -370,7 +369,8 @@ def test_the_core_names_no_feature() -> None:
     of_selection = {"SelectionByLosses", "SelectorByLosses", "local_losses"}
     of_stop = {"settings.stop", "config.Stop", "EarlyStopping", "BestModelKeeper"}
     of_baselines = {"ClientModels", "pooled_work", "in_one_place"}
-    used = of_budget | of_selection | of_stop | of_baselines
-    for room_name in ("config", "records", "report", "runner", "track"):
+    of_track = {"settings.track", "config.Track", "Tracking"}
+    used = of_budget | of_selection | of_stop | of_baselines | of_track
+    for room_name in ("config", "records", "report", "runner"):
         for file in (SOURCE / room_name).rglob("*.py"):
             assert not {word for word in used if word in file.read_text("utf-8")}, file

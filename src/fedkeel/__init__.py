@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fedkeel.config import Evaluation as Evaluation
     from fedkeel.config import Local as Local
     from fedkeel.config import Schedule as Schedule
-    from fedkeel.config import Track as Track
     from fedkeel.data.dataset import Dataset as Dataset
     from fedkeel.data.federation import Federation as Federation
     from fedkeel.data.federation import federation as federation
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from fedkeel.features.budget.settings import Privacy as Privacy
     from fedkeel.features.stop.settings import Stop as Stop
     from fedkeel.features.time.settings import System as System
+    from fedkeel.features.track.settings import Track as Track
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
     from fedkeel.predict.trained_model import load as load
@@ -59,7 +59,6 @@ _HOMES = {
         "Evaluation",
         "Local",
         "Schedule",
-        "Track",
     ),
     "fedkeel.data.dataset": ("Dataset",),
     "fedkeel.data.federation": ("Federation", "federation"),
@@ -81,6 +80,7 @@ _HOMES = {
     "fedkeel.study.audit.audit": ("audit",),
     "fedkeel.features.stop.settings": ("Stop",),
     "fedkeel.features.time.settings": ("System",),
+    "fedkeel.features.track.settings": ("Track",),
     "fedkeel.method.docs.cite": ("cite",),
     "fedkeel.method.grammar": ("parse",),
     "fedkeel.task.metrics.registry": ("metric",),

@@ -94,6 +94,9 @@ class Declaration:
         settings_class: the settings in that table; `Settings` itself where other settings, such as
             the method's name, ask for the feature, and a file has no such table.
         default: the settings where a file has no such table; None: no feature then.
+        shorthand: the setting that a text or a list in place of the table sets; "" for none.
+        places: settings of its table that name a file, a folder or an address.
+        decides_numbers: whether its settings can change a number of a run.
         figures: the numbers that its hooks add to round records.
         entries: what else they add to round records, where it is not the default.
         in_short_runs: whether the short runs of the doctor have it, as those that they stand for.
@@ -107,6 +110,9 @@ class Declaration:
     table: ClassVar[str]
     settings_class: ClassVar[type[Settings]] = Settings
     default: ClassVar[Settings | None] = None
+    shorthand: ClassVar[str] = ""
+    places: ClassVar[tuple[str, ...]] = ()
+    decides_numbers: ClassVar[bool] = True
     figures: ClassVar[tuple[Figure, ...]] = ()
     entries: ClassVar[tuple[Entry, ...]] = ()
     in_short_runs: ClassVar[bool] = False

@@ -43,10 +43,10 @@ def run(
     from fedkeel.report.page import write_report
     from fedkeel.report.runs import load_runs
     from fedkeel.report.tables import terminal_table
+    from fedkeel.runner.features import callbacks_of
     from fedkeel.runner.prepare import gather, prepare
     from fedkeel.runner.progress import progress_display, run_name
     from fedkeel.runner.start import start
-    from fedkeel.runner.tracking import trackers
     from fedkeel.study.comparison import Comparison
 
     more = () if rounds is None else (f"rounds={rounds}",)
@@ -60,7 +60,7 @@ def run(
         prepared = prepare(experiment, gather(experiment))
         try:
             with interrupts(display.stopping):
-                callbacks = [*trackers(experiment, out), display.follow(run_name(experiment))]
+                callbacks = [*callbacks_of(experiment, out), display.follow(run_name(experiment))]
                 result = start(prepared, out, resume, callbacks)
         except KeyboardInterrupt:
             say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")

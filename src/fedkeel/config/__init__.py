@@ -33,7 +33,6 @@ from fedkeel.config.settings import (
 )
 from fedkeel.config.task import TaskSettings
 from fedkeel.config.toml import UNSET, build, load, override, to_toml
-from fedkeel.config.track import Track
 
 __all__ = [
     "UNSET",
@@ -63,7 +62,6 @@ __all__ = [
     "Space",
     "TaskSettings",
     "Text",
-    "Track",
     "Value",
     "Weights",
     "build",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedkeel.base.feature import declarations
 from fedkeel.config.settings import Experiment, Run
 from fedkeel.user_code import is_import_path
 
@@ -15,8 +16,8 @@ else they name the user's modules ``hf`` and ``timm``."""
 
 PLACES = (
     *("data.source", "data.test", "data.text.tokenizer"),
-    *("engine.address", "privacy.key_file", "system.devices", "system.trace"),
-    *("track.tensorboard_folder", "track.mlflow_uri"),
+    *("engine.address", "system.devices", "system.trace"),
+    *(f"{table}.{name}" for table, kind in declarations().items() for name in kind.places),
 )
 """Keys of settings that name a file, a folder, an address, or what is downloaded."""
 

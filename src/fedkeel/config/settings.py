@@ -18,7 +18,6 @@ from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local
 from fedkeel.config.search_space import Space
 from fedkeel.config.task import TaskSettings
-from fedkeel.config.track import Track
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
@@ -351,7 +350,6 @@ class RunSettings(Settings):
         cohort: participation.
         evaluation: when the global model is evaluated.
         diagnose: what is measured beside the scores.
-        track: which trackers the run reports to.
         adversary: attackers among the clients.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
@@ -366,7 +364,6 @@ class RunSettings(Settings):
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()
     diagnose: Diagnose = Diagnose()
-    track: Track = Track()
     adversary: Adversary = Adversary()
     engine: Engine = Engine()
     flower: Flower = Flower()

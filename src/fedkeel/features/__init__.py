@@ -9,5 +9,6 @@ FEATURES = (
     "fedkeel.features.time.declaration:SystemDeclaration",
     "fedkeel.features.budget.declaration:PrivacyDeclaration",
     "fedkeel.features.stop.declaration:StopDeclaration",
+    "fedkeel.features.track.declaration:TrackDeclaration",
 )
 """Import path of the declaration of each feature, in the order in which they wrap a run."""

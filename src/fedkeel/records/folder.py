@@ -44,6 +44,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from fedkeel.base.feature import declarations
 from fedkeel.errors import RunError
 from fedkeel.named_files import RECORD_BYTES, expanded, read_regular
 from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint, write_checkpoint
@@ -512,8 +513,8 @@ class RunFolder:
 def deciding(config: str) -> dict[str, Any]:
     """Return the settings of a file that decide numbers, by dotted key.
 
-    Those that do not are the name, how and where it is run, what is diagnosed, who is told,
-    and what a comparison or a search is.
+    Those that do not are the name, how and where it is run, what a comparison or a search is, and
+    the tables of features that change no number.
     """
     out: dict[str, Any] = {}
 
@@ -526,5 +527,7 @@ def deciding(config: str) -> dict[str, Any]:
 
     add(tomllib.loads(config), "")
     exact = ("engine.dtype", "engine.precision")
-    apart = ("name", "engine.", "flower.", "diagnose.", "track.", "compare.", "tune.")
+    tables = [table for table, kind in declarations().items() if not kind.decides_numbers]
+    others = (f"{table}." for table in ("engine", "flower", "diagnose", "compare", "tune", *tables))
+    apart = ("name", *others)
     return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}

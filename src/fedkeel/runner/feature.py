@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 from fedkeel import config
 from fedkeel.config import ChosenWeights
 from fedkeel.data.cohort import Select
 from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Draft, Prepared
+from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.schedule import Schedule
+
+GroupKind = Literal["comparison", "search"]
+"""What runs can belong to."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """The comparison or the search that a run belongs to.
+
+    Args:
+        name: what it is called.
+        kind: what it is.
+        ids: what each tracker calls it.
+        shows_test: whether its runs report scores on the test set.
+    """
+
+    name: str
+    kind: GroupKind
+    ids: Mapping[str, str] = field(default_factory=dict)
+    shows_test: bool = True
 
 
 class Feature:
@@ -102,6 +126,18 @@ class Feature:
     def description(self, prepared: Prepared) -> str:
         """Return in words how the run trains, where it is not by its method; "" mostly."""
         return ""
+
+    def callbacks(
+        self, settings: config.Run, folder: Path | None, group: RunGroup | None
+    ) -> Sequence[Callback]:
+        """Return callbacks of the run, which hear of a run that was finished before, too.
+
+        Args:
+            settings: of the run.
+            folder: the run folder, None for a run in memory.
+            group: its comparison or search, None where it belongs to none.
+        """
+        return ()
 
     def hooks(self, prepared: Prepared) -> Hooks | None:
         """Return what follows the rounds of a run; None for nothing."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 from fedkeel import config
 from fedkeel.base.feature import declarations, loaded
 from fedkeel.data.cohort import Select
 from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.feature import Feature
+from fedkeel.runner.callbacks import Callback
+from fedkeel.runner.feature import Feature, RunGroup
 from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.schedule import Schedule
 
@@ -35,6 +37,14 @@ def check_nodes(settings: config.Run) -> None:
     """
     for feature in features_asked_for(settings):
         feature.check_nodes(settings)
+
+
+def callbacks_of(
+    settings: config.Run, folder: Path | None, group: RunGroup | None = None
+) -> list[Callback]:
+    """Return the callbacks of the features that settings ask for; see `Feature.callbacks`."""
+    asked = features_asked_for(settings)
+    return [made for feature in asked for made in feature.callbacks(settings, folder, group)]
 
 
 def features_of(prepared: Prepared) -> dict[str, Feature]:

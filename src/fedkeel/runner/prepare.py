@@ -65,7 +65,6 @@ from fedkeel.task.output_check import check_tokens
 from fedkeel.task.parameter_names import blocks
 from fedkeel.task.target_check import check_targets
 from fedkeel.task.task import Task
-from fedkeel.track.base import check_installed
 from fedkeel.tree import walk
 from fedkeel.user_code import one_line
 from fedkeel.version import __version__
@@ -140,7 +139,6 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             "Nothing can be trained inside torch.inference_mode(), where there are no gradients.",
             do="make the call outside of the `with` block or the decorated function",
         )
-    check_installed(settings.track)
     dtype = DTYPES[settings.engine.dtype]
     honest = _converted(ingredients.clients(settings.seed), dtype)
     attack = find_attack(settings, honest)
@@ -446,7 +444,6 @@ _DESCRIBED_OTHERWISE = (
     "method",
     "compare",
     "diagnose",
-    "track",
     "tune",
     "data",
     "partition",
@@ -479,6 +476,7 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
     identities = {
         table: feature.identity(settings.get(table))
         for table, feature in features_of(prepared).items()
+        if declarations()[table].decides_numbers
     }
     for table in declarations():
         settings.pop(table, None)

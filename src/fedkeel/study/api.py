@@ -14,11 +14,11 @@ from fedkeel.features.stop.settings import Stop
 from fedkeel.features.time.settings import System
 from fedkeel.method.grammar import split_expressions
 from fedkeel.runner.callbacks import Callback
+from fedkeel.runner.features import callbacks_of
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-from fedkeel.runner.tracking import trackers
 from fedkeel.study.arguments import (
     Diagnosed,
     Test,
@@ -125,7 +125,8 @@ def run(
     with display_of(progress) as display, one_at_a_time(display.waiting):
         display.prepare()
         prepared = prepare(settings, ingredients)
-        following = [*trackers(settings, folder), *callbacks, display.follow(run_name(settings))]
+        shown = display.follow(run_name(settings))
+        following = [*callbacks_of(settings, folder), *callbacks, shown]
         with interruptible(display):
             return start(prepared, folder, resume, following)
 

@@ -13,6 +13,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.read.user_data import Examples, is_examples, like
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
+from fedkeel.features.track.settings import Track
 from fedkeel.named_files import expanded
 from fedkeel.runner.callbacks import Callback
 from fedkeel.task.task import Task
@@ -24,7 +25,7 @@ None for the test examples that the clients have, see `fedkeel.from_clients`."""
 Diagnosed = config.Diagnose | str | Sequence[str] | None
 """What is diagnosed: kinds, in a text with commas between them or in a list, or all settings."""
 
-Tracked = config.Track | str | Sequence[str] | None
+Tracked = Track | str | Sequence[str] | None
 """Which trackers a run reports to: their names as `Diagnosed`, or all settings."""
 
 _TABLES: dict[str, tuple[type[config.Settings], str]] = {
@@ -32,7 +33,6 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "cohort": (config.Cohort, "participation=0.1"),
     "evaluation": (config.Evaluation, "every=10"),
     "diagnose": (config.Diagnose, "kinds=['drift'], every=5"),
-    "track": (config.Track, "to=['tensorboard']"),
     "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
     "engine": (config.Engine, "kind='sequential'"),
 }
@@ -43,9 +43,10 @@ def run_settings(**values: object) -> config.Run:
     """Return the settings of a run, or refuse an argument that is no settings (ConfigError)."""
     if isinstance(values.get("diagnose"), str | list | tuple):
         values["diagnose"] = {"kinds": values["diagnose"]}
-    if isinstance(values.get("track"), str | list | tuple):
-        values["track"] = {"to": values["track"]}
-    for name in ("evaluation", "diagnose", "track", "adversary", "engine"):
+    for table, item in declared_tables().items():
+        if item.shorthand and isinstance(values.get(table), str | list | tuple):
+            values[table] = {item.shorthand: values[table]}
+    for name in ("evaluation", "diagnose", "adversary", "engine"):
         values[name] = {} if values.get(name) is None else values[name]
     features = declared_tables()
     given = {name: (item.settings_class, item.example) for name, item in features.items()}

@@ -26,12 +26,12 @@ from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.formatting import enumeration
 from fedkeel.report.summary import Quantity
 from fedkeel.runner.callbacks import Callback
-from fedkeel.runner.features import features_asked_for
+from fedkeel.runner.feature import RunGroup
+from fedkeel.runner.features import callbacks_of, features_asked_for
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-from fedkeel.runner.tracking import Group, trackers
 from fedkeel.study.comparison import Comparison
 from fedkeel.study.tracked_group import TrackedGroup, tracked_group
 
@@ -188,7 +188,7 @@ class _Runs:
         out: Path | None,
         display: ProgressDisplay,
         callbacks: Sequence[Callback],
-        group: Group,
+        group: RunGroup,
     ) -> None:
         self._name, self._ingredients, self._engine, self._out = name, ingredients, engine, out
         self._display, self._callbacks, self._group = display, callbacks, group
@@ -217,7 +217,7 @@ class _Runs:
         if folder is not None:
             self._folders[settings.method].append(folder.name)
         name = run_name(settings)
-        reported = trackers(settings, folder, self._group)
+        reported = callbacks_of(settings, folder, self._group)
         callbacks = [*reported, *self._callbacks, self._display.follow(name)]
         try:
             result = start(prepared, folder, resume=True, callbacks=callbacks, choice=self._engine)

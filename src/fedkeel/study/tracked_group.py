@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedkeel import config
+from fedkeel.features.track.base import Numbers, TrackedRun, flat
+from fedkeel.features.track.declaration import TrackDeclaration
+from fedkeel.features.track.settings import Track
+from fedkeel.features.track.trackers import Trackers
 from fedkeel.report.page import save_report
 from fedkeel.report.runs import MethodResults
-from fedkeel.runner.tracking import Group
-from fedkeel.track.base import Kind, Numbers, TrackedRun, flat
-from fedkeel.track.trackers import Trackers
+from fedkeel.runner.feature import GroupKind, RunGroup
 
 
 class TrackedGroup:
@@ -27,9 +29,13 @@ class TrackedGroup:
     """
 
     def __init__(
-        self, settings: config.Run, kind: Kind, folder: Path | None, shows_test: bool
+        self,
+        settings: config.Run,
+        kind: GroupKind,
+        folder: Path | None,
+        shows_test: bool,
     ) -> None:
-        track = settings.track
+        track: Track = getattr(settings, TrackDeclaration.table)
         name = (
             f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}" if folder is None else folder.resolve().name
         )
@@ -40,7 +46,7 @@ class TrackedGroup:
             described = TrackedRun(name, kind, track, flat(settings), tags, folder, name)
             self._trackers = Trackers(described, {})
         ids = {} if self._trackers is None else self._trackers.ids
-        self.runs = Group(name, kind, ids, shows_test)
+        self.runs = RunGroup(name, kind, ids, shows_test)
         """What its runs are told."""
         self._artifacts = track.artifacts
         self._status, self._numbers = "finished", dict[str, float]()
@@ -76,7 +82,10 @@ class TrackedGroup:
 
 @contextmanager
 def tracked_group(
-    settings: config.Run, kind: Kind, folder: Path | None, shows_test: bool = True
+    settings: config.Run,
+    kind: GroupKind,
+    folder: Path | None,
+    shows_test: bool = True,
 ) -> Iterator[TrackedGroup]:
     """Open a comparison or a search at its trackers; an error ends it there as failed."""
     group = TrackedGroup(settings, kind, folder, shows_test)

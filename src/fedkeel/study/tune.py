@@ -23,10 +23,11 @@ from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice, Status
 from fedkeel.records.score import ACCURACY, MetricInfo
+from fedkeel.runner.feature import RunGroup
+from fedkeel.runner.features import callbacks_of
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start
-from fedkeel.runner.tracking import Group, trackers
 from fedkeel.study.compare import (
     create_folder,
     earlier_engine,
@@ -190,7 +191,7 @@ class _TrialRuns:
     display: ProgressDisplay
     engine: EngineChoice | None = None
     metric: MetricInfo = ACCURACY
-    group: Group | None = None
+    group: RunGroup | None = None
 
     def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
         settings = settings_at(point, search.axes, search.method, self.score.settings)
@@ -274,12 +275,12 @@ def make_run(
     engine: EngineChoice | None,
     display: ProgressDisplay,
     name: str,
-    group: Group | None = None,
+    group: RunGroup | None = None,
 ) -> Status:
     """Make or continue a run in its folder, and report to the display; return how it ended.
 
     It reports to trackers where it has a group.
     """
-    tracked = [] if group is None else trackers(prepared.settings, folder, group)
+    tracked = [] if group is None else callbacks_of(prepared.settings, folder, group)
     callbacks = [*tracked, display.follow(name)]
     return start(prepared, folder, resume=True, callbacks=callbacks, choice=engine).record.status

@@ -29,12 +29,11 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.robust.attackers import refuse_on_nodes
-from fedkeel.runner.features import check_nodes
+from fedkeel.runner.features import callbacks_of, check_nodes
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
-from fedkeel.runner.tracking import trackers
 from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.task.models import builder
 
@@ -162,7 +161,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
             prepared,
             options.out,
             options.resume,
-            [*trackers(experiment, options.out), display.follow(run_name(experiment))],
+            [*callbacks_of(experiment, options.out), display.follow(run_name(experiment))],
             engine,
             choice,
         )

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fedkeel.config.track import Tracker
 from fedkeel.errors import TrackerFailed, first_line
+from fedkeel.features.track.base import FileKind, Numbers, OpenRun, TrackedRun, open_run
+from fedkeel.features.track.settings import Tracker
 from fedkeel.records.files import parse_json, write_text
-from fedkeel.track.base import FileKind, Numbers, OpenRun, TrackedRun, open_run
 
 TRACK_FILE = "track.json"
 """File in the folder of a run, a comparison or a search with what each tracker calls it."""

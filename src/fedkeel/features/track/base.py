@@ -12,7 +12,7 @@ from typing import Literal
 
 from fedkeel import optional
 from fedkeel.base.settings import Settings
-from fedkeel.config.track import Track, Tracker
+from fedkeel.features.track.settings import Track, Tracker
 
 Kind = Literal["run", "comparison", "search"]
 """What is tracked: one run; or a comparison or a search, which has runs."""
@@ -84,7 +84,7 @@ class OpenRun(ABC):
 
 def open_run(tracker: Tracker, run: TrackedRun) -> OpenRun:
     """Open a run at a tracker: a new one, or the one that `run.id` names."""
-    module = import_module(f"fedkeel.track.{tracker}")
+    module = import_module(f"fedkeel.features.track.{tracker}")
     opened: OpenRun = module.open_run(run)
     return opened
 

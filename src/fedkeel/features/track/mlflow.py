@@ -15,7 +15,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from fedkeel.track.base import FileKind, Numbers, OpenRun, TrackedRun
+from fedkeel.features.track.base import FileKind, Numbers, OpenRun, TrackedRun
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 

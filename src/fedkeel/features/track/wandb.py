@@ -7,7 +7,7 @@ from pathlib import Path
 
 import wandb
 
-from fedkeel.track.base import FileKind, Numbers, OpenRun, TrackedRun
+from fedkeel.features.track.base import FileKind, Numbers, OpenRun, TrackedRun
 
 
 def open_run(run: TrackedRun) -> OpenRun:

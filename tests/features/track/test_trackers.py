@@ -16,18 +16,18 @@ from pathlib import Path
 import pytest
 
 import fedkeel as fk
+from features.track import wandb_files
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, TrackerFailed
+from fedkeel.features.track.numbers import numbers
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
+from fedkeel.runner.features import callbacks_of
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-from fedkeel.runner.tracking import trackers
 from fedkeel.study.comparison import Comparison
-from fedkeel.track.numbers import numbers
 from toys import Net, deadline, federation, held, prepared, same
-from track import wandb_files
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the trackers' own packages
@@ -66,7 +66,7 @@ def tracked(track: fk.Track, rounds: int = 4) -> Prepared:
 
 def go(ready: Prepared, folder: Path, *callbacks: Callback) -> Result:
     """Make or continue a run, with the trackers of its settings."""
-    return start(ready, folder, True, [*trackers(ready.settings, folder), *callbacks])
+    return start(ready, folder, True, [*callbacks_of(ready.settings, folder), *callbacks])
 
 
 def interrupted_and_resumed(track: fk.Track, folder: Path) -> Result:

@@ -4,63 +4,42 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from fedkeel import config
+from fedkeel.features.track.base import Numbers, TrackedRun, flat
+from fedkeel.features.track.numbers import numbers
+from fedkeel.features.track.settings import Track
+from fedkeel.features.track.trackers import Trackers, read_ids
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.row_file import ROWS
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
 from fedkeel.report.page import write_report
 from fedkeel.runner.callbacks import Callback, GlobalModel, RunInfo
+from fedkeel.runner.feature import RunGroup
 from fedkeel.runner.result import Result
-from fedkeel.track.base import Kind, Numbers, TrackedRun, flat
-from fedkeel.track.numbers import numbers
-from fedkeel.track.trackers import Trackers, read_ids
 
 _SECONDS = 1.0
 """Seconds between two reports of a run; rounds in between are reported together."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """The comparison or the search that a run belongs to.
-
-    Args:
-        name: what it is called.
-        kind: what it is.
-        ids: what each tracker calls it.
-        shows_test: whether its runs report scores on the test set.
-    """
-
-    name: str
-    kind: Kind
-    ids: Mapping[str, str] = field(default_factory=dict)
-    shows_test: bool = True
-
-
-def trackers(
-    settings: config.Run, folder: Path | None, group: Group | None = None
-) -> list[Callback]:
-    """Return the callback that reports a run; none where it reports to no tracker.
+class Tracking(Callback):
+    """Reports a run to trackers.
 
     Args:
         settings: of the run.
+        track: those of the trackers.
         folder: the run folder, None for a run in memory.
-        group: its comparison or search; None for a run alone.
+        group: its comparison or search; None where it belongs to none.
     """
-    return [Tracking(settings, folder, group)] if settings.track.to else []
 
-
-class Tracking(Callback):
-    """Reports a run to the trackers of its settings; the arguments are those of `trackers`."""
-
-    def __init__(self, settings: config.Run, folder: Path | None, group: Group | None) -> None:
-        self._settings, self._folder, self._group = settings, folder, group
+    def __init__(
+        self, settings: config.Run, track: Track, folder: Path | None, group: RunGroup | None
+    ) -> None:
+        self._settings, self._track, self._folder, self._group = settings, track, folder, group
         self._is_trial = group is not None and group.kind == "search"
         self._shows_test = group is None or group.shows_test
         self._trackers: Trackers | None = None  # while the run is open
@@ -70,7 +49,7 @@ class Tracking(Callback):
 
     def on_run_begin(self, run: RunInfo) -> None:
         """Open the run at each tracker, and report the rounds that were made before."""
-        if run.is_finished and set(self._settings.track.to) <= read_ids(self._folder).keys():
+        if run.is_finished and set(self._track.to) <= read_ids(self._folder).keys():
             return
         self._record, self._bytes, self._waiting = run.record, 0, []
         ids = {} if self._group is None else self._group.ids
@@ -106,7 +85,7 @@ class Tracking(Callback):
 
     def _add(self, row: RoundRecord) -> None:
         self._bytes += sum(row.bytes_up.values()) + sum(row.bytes_down.values())
-        breakdowns = self._settings.track.breakdowns
+        breakdowns = self._track.breakdowns
         values = numbers(row, self._record, self._bytes, breakdowns, self._shows_test)
         self._waiting.append((row.round, values))
 
@@ -118,7 +97,7 @@ class Tracking(Callback):
 
     def _upload(self, trackers: Trackers, result: Result, temporary: Path) -> None:
         """Upload what a finished run has left, and its report page."""
-        artifacts = () if self._is_trial else self._settings.track.artifacts
+        artifacts = () if self._is_trial else self._track.artifacts
         if self._folder is not None:
             for name in ("config.toml", "run.json", ROWS):
                 trackers.add_file(self._folder / name, "record")
@@ -140,7 +119,7 @@ class Tracking(Callback):
             "torch": record.environment.torch,
             "processor": record.environment.processor,
         }
-        track, name = self._settings.track, f"{record.method}, seed {record.seed}"
+        track, name = self._track, f"{record.method}, seed {record.seed}"
         if self._is_trial and self._folder is not None:
             name = self._folder.name  # the trials of a method differ in their settings
         return TrackedRun(
