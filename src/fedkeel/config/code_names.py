@@ -16,7 +16,7 @@ else they name the user's modules ``hf`` and ``timm``."""
 
 PLACES = (
     *("data.source", "data.test", "data.text.tokenizer"),
-    *("engine.address", "system.devices", "system.trace"),
+    "engine.address",
     *(f"{table}.{name}" for table, kind in declarations().items() for name in kind.places),
 )
 """Keys of settings that name a file, a folder, an address, or what is downloaded."""

@@ -13,5 +13,6 @@ class SystemDeclaration(Declaration):
     table = "system"
     settings_class = System
     in_short_runs = True
+    places = ("devices", "trace")
     meaning = "how long clients take, in virtual time; None counts no time."
     example = "speed='lognormal', sigma=1.0"
