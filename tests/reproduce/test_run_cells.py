@@ -14,7 +14,7 @@ from commands import Process, run, wait_for_rows
 from fedkeel.errors import ConfigError
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.blocks import line_cells
-from fedkeel.reproduce.catalogue import read
+from fedkeel.reproduce.catalogue import load, read
 from fedkeel.reproduce.estimate import what_is_left
 from fedkeel.reproduce.outcome import TableLine, table_lines
 from fedkeel.reproduce.pages import TablePage
@@ -52,6 +52,22 @@ def test_cells_that_are_alike_share_a_run(whole: list[TableRun]) -> None:
     assert len(whole) == 18
     assert len({cell.folder for cell in whole}) == 10
     assert (TableProgress.of(whole).finished, TableProgress.of(whole).runs) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ("gcfed-table5", "fedavg-seed0-cec8859b34e7"),
+        ("fedgc-figure5", "fedavg-seed0-b6b9507485bc-0721be3c917f"),
+        ("gcfed-figure7", "fedavg-seed0-c06e24ff2935"),
+    ],
+)
+def test_a_run_keeps_the_name_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, name: str
+) -> None:
+    """Runs of an earlier day are found again: the names are those of 28 November 2026."""
+    monkeypatch.setattr("fedkeel.reproduce.plan.__version__", "0.2.0.dev0")
+    assert name in {c.folder.name for c in table_runs(load(table), TableRequest(tmp_path))}
 
 
 def test_nothing_is_made_twice(whole: list[TableRun]) -> None:

@@ -27,7 +27,9 @@ def reproduce(
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
     seconds: float = typer.Option(None, "--seconds", min=1, help="Stop after so many seconds."),
     device: str = typer.Option(None, "--device", help="Where all runs train: cpu or cuda."),
-    jobs: int = typer.Option(None, "--jobs", min=1, help="Runs at a time; one per core."),
+    jobs: int = typer.Option(
+        None, "--jobs", min=1, help="Runs at a time; one a core or GPU."
+    ),
     out: Path = OUT,
     tune: bool = typer.Option(False, "--tune", help="Search each method's parameters first."),
     show: bool = typer.Option(False, "--show", help="Run nothing: show what has been run."),
@@ -44,9 +46,10 @@ def reproduce(
     Where --seconds are up, the runs finish their round and save, and the exit code is 75: the same
     command goes on. Rounds that are under way need some seconds more than that.
     """
+    from fedkeel.cost.device import has_gpu
     from fedkeel.engine.process.affinity import core_count
 
-    jobs = jobs or core_count()
+    jobs = jobs or (1 if has_gpu(device) else core_count())
     if name is None:
         _list(out, quick, jobs, None if measure else LIST_SECONDS, as_json, quiet)
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from fedkeel import config
@@ -40,6 +42,16 @@ def choose_device(requested: config.Engine, setup: TrainingSetup) -> tuple[str, 
     if requested.device == "cuda":
         raise _no_gpu("set engine.device = 'cpu'")
     return "cpu", []
+
+
+def has_gpu(wanted: str | None) -> bool:
+    """Return whether runs may train on a GPU, without using it, so that a process can be forked.
+
+    Args:
+        wanted: the device that is asked for, None where none is.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    return wanted == "cuda" or (wanted is None and torch.cuda.is_available())
 
 
 def named_devices(requested: config.Engine) -> list[str]:

@@ -180,6 +180,10 @@ def _folder_name(experiment: config.Experiment, audit: config.Audit | None = Non
     return name if audit is None else f"{name}-{_digest_of_text(audit.model_dump_json())}"
 
 
+_ALWAYS_NAMED = ("adversary", "stop", "system")
+"""Tables that are in the names of folders also where they say nothing, as they always were."""
+
+
 def digest(experiment: config.Experiment) -> str:
     """Return a digest of the settings that decide numbers, and of fedkeel's version."""
     values = experiment.model_dump(mode="json")
@@ -200,8 +204,8 @@ def digest(experiment: config.Experiment) -> str:
     if not experiment.diagnose.kinds:
         del values["diagnose"]
     for table, kind in declared_tables().items():
-        if getattr(experiment, table) == kind.default:
-            del values[table]
+        if table not in _ALWAYS_NAMED and getattr(experiment, table) == kind.default:
+            values.pop(table, None)
     values["version"] = __version__
     if user_files := _user_file_digests(experiment):
         values["own"] = user_files
