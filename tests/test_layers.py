@@ -340,7 +340,7 @@ def test_the_reference_path_does_not_import_the_vectorized_engine() -> None:
 
 
 PATH_OF_A_ROUND = (
-    "study/api.py",
+    "study/run.py",
     "runner/loop.py",
     "engine/sequential.py",
     "engine/local.py",
@@ -348,7 +348,7 @@ PATH_OF_A_ROUND = (
     "method/local_optimiser.py",
     "method/server_round.py",
 )
-"""The files in which one reads how a round runs, from `fk.run` to the updated parameters."""
+"""The files in which one reads how a round runs, from the start to the updated parameters."""
 
 
 def test_the_path_of_a_round_is_short() -> None:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from fedkeel.config import Engine as Engine
     from fedkeel.config import Evaluation as Evaluation
     from fedkeel.config import Local as Local
+    from fedkeel.config import Range as Range
     from fedkeel.config import Schedule as Schedule
+    from fedkeel.config import Space as Space
     from fedkeel.data.dataset import Dataset as Dataset
     from fedkeel.data.federation import Federation as Federation
     from fedkeel.data.federation import federation as federation
@@ -41,10 +43,11 @@ if TYPE_CHECKING:
     from fedkeel.method.grammar import parse as parse
     from fedkeel.predict.trained_model import load as load
     from fedkeel.runner.callbacks import Callback as Callback
+    from fedkeel.study.api import audit as audit
     from fedkeel.study.api import compare as compare
+    from fedkeel.study.api import doctor as doctor
     from fedkeel.study.api import run as run
-    from fedkeel.study.audit.audit import audit as audit
-    from fedkeel.study.doctor.examine import doctor as doctor
+    from fedkeel.study.simulation import Simulation as Simulation
     from fedkeel.task.metrics.registry import metric as metric
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
     from fedkeel.task.task import Task as Task
@@ -58,7 +61,9 @@ _HOMES = {
         "Engine",
         "Evaluation",
         "Local",
+        "Range",
         "Schedule",
+        "Space",
     ),
     "fedkeel.data.dataset": ("Dataset",),
     "fedkeel.data.federation": ("Federation", "federation"),
@@ -74,10 +79,9 @@ _HOMES = {
     "fedkeel.errors": ("FedkeelError",),
     "fedkeel.predict.trained_model": ("load",),
     "fedkeel.runner.callbacks": ("Callback",),
-    "fedkeel.study.api": ("compare", "run"),
-    "fedkeel.study.doctor.examine": ("doctor",),
+    "fedkeel.study.api": ("audit", "compare", "doctor", "run"),
+    "fedkeel.study.simulation": ("Simulation",),
     "fedkeel.features.budget.settings": ("Privacy",),
-    "fedkeel.study.audit.audit": ("audit",),
     "fedkeel.features.stop.settings": ("Stop",),
     "fedkeel.features.time.settings": ("System",),
     "fedkeel.features.track.settings": ("Track",),

@@ -100,6 +100,10 @@ class ConfigError(FedkeelError):
     """A setting that cannot be used."""
 
 
+class ArgumentError(ConfigError, TypeError):
+    """An argument that a function does not take, or one that it needs."""
+
+
 class DataError(FedkeelError):
     """Data that cannot be found, read or used."""
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from inspect import Parameter
 from pathlib import Path
+from typing import Any, TypedDict, TypeVar, cast
+
+from pydantic import BaseModel
 
 from fedkeel import config
+from fedkeel.base.error_messages import table_of
 from fedkeel.base.feature import declared_tables
 from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.user_data import Examples, is_examples, like
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.errors import ConfigError, DataError
+from fedkeel.errors import ArgumentError, ConfigError, DataError
+from fedkeel.features.budget.settings import Privacy
+from fedkeel.features.stop.settings import Stop
+from fedkeel.features.time.settings import System
 from fedkeel.features.track.settings import Track
 from fedkeel.named_files import expanded
+from fedkeel.report.formatting import enumeration
 from fedkeel.runner.callbacks import Callback
 from fedkeel.task.task import Task
 
@@ -28,39 +39,112 @@ Diagnosed = config.Diagnose | str | Sequence[str] | None
 Tracked = Track | str | Sequence[str] | None
 """Which trackers a run reports to: their names as `Diagnosed`, or all settings."""
 
-_TABLES: dict[str, tuple[type[config.Settings], str]] = {
-    "local": (config.Local, "lr=0.1, epochs=1"),
-    "cohort": (config.Cohort, "participation=0.1"),
-    "evaluation": (config.Evaluation, "every=10"),
-    "diagnose": (config.Diagnose, "kinds=['drift'], every=5"),
-    "adversary": (config.Adversary, "kind='sign_flip', share=0.2"),
-    "engine": (config.Engine, "kind='sequential'"),
+
+class _Required(TypedDict):
+    task: Task
+    clients: Federation
+    rounds: int
+    local: config.Local
+
+
+class SharedArguments(_Required, total=False):
+    """What `Simulation` takes by name, which says what each means; None where it is left out.
+
+    The tables of features that another package adds are taken, too.
+    """
+
+    test: Test
+    participation: float | None
+    clients_per_round: int | None
+    cohort: config.Cohort | None
+    weights: config.ChosenWeights | None
+    evaluation: config.Evaluation | None
+    stop: Stop | None
+    adversary: config.Adversary | None
+    privacy: Privacy | None
+    system: System | None
+    engine: config.Engine | None
+    augment: Transform | None
+    diagnose: Diagnosed
+    track: Tracked
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def takes_shared_arguments(function: _F) -> _F:
+    """Show the arguments that a function passes to `Simulation` in its signature, and check names.
+
+    Args:
+        function: its last parameter is ``**shared: Unpack[SharedArguments]``.
+    """
+    types = {name: kind.__forward_arg__ for name, kind in SharedArguments.__annotations__.items()}
+    for table, feature in declared_tables().items():
+        types.setdefault(table, f"{feature.settings_class.__name__} | None")
+    needed = SharedArguments.__required_keys__
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    shared = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind)
+        if name in needed
+        else Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=None)
+        for name, kind in types.items()
+    ]
+    parameters = sorted([*own, *shared], key=lambda one: (one.kind, one not in shared))
+    known = [one.name for one in parameters if one.name != "self"]
+    title = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def call(*positional: object, **named: object) -> object:
+        for name in named:
+            if name not in known:
+                do = config.meant(config.Run, name, known)
+                raise ArgumentError(f"{title}() has no argument {name!r}.", do=do)
+        if missing := [repr(name) for name in types if name in needed and name not in named]:
+            raise ArgumentError(f"{title}() also needs {enumeration(missing)}.")
+        return function(*positional, **named)
+
+    vars(call)["__signature__"] = signature.replace(parameters=parameters)
+    return cast("_F", call)
+
+
+_EXAMPLES = {
+    "local": "lr=0.1, epochs=1",
+    "cohort": "participation=0.1",
+    "evaluation": "every=10",
+    "diagnose": "kinds=['drift'], every=5",
+    "adversary": "kind='sign_flip', share=0.2",
+    "engine": "kind='sequential'",
 }
-"""Arguments that are settings themselves, with their class and how it may be called."""
+"""How settings may be written, of those that no feature declares."""
 
 
-def run_settings(**values: object) -> config.Run:
-    """Return the settings of a run, or refuse an argument that is no settings (ConfigError)."""
-    if isinstance(values.get("diagnose"), str | list | tuple):
-        values["diagnose"] = {"kinds": values["diagnose"]}
-    for table, item in declared_tables().items():
-        if item.shorthand and isinstance(values.get(table), str | list | tuple):
-            values[table] = {item.shorthand: values[table]}
-    for name in ("evaluation", "diagnose", "adversary", "engine"):
-        values[name] = {} if values.get(name) is None else values[name]
-    features = declared_tables()
-    given = {name: (item.settings_class, item.example) for name, item in features.items()}
-    for name, (kind, example) in {**_TABLES, **given}.items():
-        if values.get(name) is None and name in features:
-            values.pop(name, None)
-            continue
-        if not isinstance(values[name], (kind, Mapping)):
-            raise ConfigError(
-                f"{name!r} is no fedkeel.{kind.__name__}.",
-                got=_described(values[name]),
-                do=f"write e.g. {name}=fedkeel.{kind.__name__}({example})",
-            )
+def shared_settings(shared: Mapping[str, Any]) -> config.Run:
+    """Return the settings in what runs share, or refuse what is none (ConfigError)."""
+    who = shared.get("participation"), shared.get("clients_per_round")
+    given = {name: shared.get(name) for name in config.Run.model_fields}
+    values = {name: value for name, value in given.items() if value is not None}
+    values["local"] = shared["local"]
+    declared = declared_tables()
+    for name, value in values.items():
+        feature = declared.get(name)
+        shorthand = feature.shorthand if feature else {"diagnose": "kinds"}.get(name)
+        if shorthand and isinstance(value, str | list | tuple):
+            values[name] = {shorthand: value}
+        elif (kind := table_of(config.Run, name)) and not isinstance(value, Mapping):
+            check_settings(name, value, kind, feature.example if feature else _EXAMPLES[name])
+    values["cohort"] = cohort_settings(values.get("cohort"), *who)
     return config.build(config.Run, values, "run")
+
+
+def check_settings(name: str, value: object, kind: type[BaseModel], example: str) -> None:
+    """Refuse what is not of a class of settings (ConfigError)."""
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{name!r} is no fedkeel.{kind.__name__}.",
+            got=_described(value),
+            do=f"write e.g. {name}=fedkeel.{kind.__name__}({example})",
+        )
 
 
 def cohort_settings(
@@ -105,7 +189,12 @@ def checked_ingredients(
             got=_described(augment),
             expected="(x, y, random) -> (x, y), a batch and a numpy.random.Generator",
         )
-    return Ingredients(task, lambda seed: clients, data, name, augment or False)
+    return Ingredients(task, partial(_with_seed, clients), data, name, augment or False)
+
+
+def _with_seed(clients: Federation, seed: int) -> Federation:
+    """Return the clients, which are the same for every seed."""
+    return clients
 
 
 def _test_set(clients: Federation, test: Test) -> Dataset:
@@ -144,8 +233,13 @@ def _described(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-def checked_folder(out: str | Path | None) -> Path | None:
+def checked_folder(out: object) -> Path | None:
     """Return the folder, or refuse what is no path (ConfigError)."""
-    if out is None or isinstance(out, (str, Path)):
-        return None if out is None else expanded(out)
-    raise ConfigError("'out' is no folder.", got=_described(out), expected="a path, or None")
+    return None if out is None else folder_of(out)
+
+
+def folder_of(out: object) -> Path:
+    """Return the folder, or refuse what is no path, None too (ConfigError)."""
+    if isinstance(out, (str, Path)):
+        return expanded(out)
+    raise ConfigError("'out' is no folder.", got=_described(out), expected="a path")

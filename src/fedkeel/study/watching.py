@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from fedkeel.engine.process.interrupts import interrupts
+from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.runner.notebook_progress import NotebookBars
 from fedkeel.runner.progress import ProgressDisplay, progress_display
 
@@ -28,3 +29,10 @@ def interruptible(display: ProgressDisplay) -> Iterator[None]:
         yield
     if stop.is_set():
         raise KeyboardInterrupt
+
+
+@contextmanager
+def watched(progress: bool | None) -> Iterator[ProgressDisplay]:
+    """Show the progress of many runs, which wait for other threads and may be interrupted."""
+    with display_of(progress) as display, interruptible(display), one_at_a_time(display.waiting):
+        yield display

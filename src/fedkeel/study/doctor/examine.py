@@ -12,7 +12,6 @@ from typing import Any
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
 from fedkeel.cost.work import run_work
-from fedkeel.data.augment import Transform
 from fedkeel.data.batches import count_steps
 from fedkeel.data.federation import Federation
 from fedkeel.diagnose.doctor_candidates import (
@@ -24,27 +23,17 @@ from fedkeel.diagnose.doctor_candidates import (
 from fedkeel.diagnose.doctor_findings import findings
 from fedkeel.diagnose.doctor_measurements import Measurements
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.errors import ConfigError, FedkeelError, TrainingError
 from fedkeel.records.doctor import Advice, DoctorRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.report.formatting import format_duration
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay
-from fedkeel.study.arguments import (
-    Test,
-    checked_folder,
-    checked_ingredients,
-    cohort_settings,
-    run_settings,
-)
 from fedkeel.study.compare import create_folder
 from fedkeel.study.doctor.data import histogram_of, measure_data
 from fedkeel.study.doctor.pilot import DIAGNOSED, Pilot, PilotResults
 from fedkeel.study.doctor.runs import ShortRuns, for_rounds, held_out, short_settings
 from fedkeel.study.doctor.trials import REFERENCE, Trials, TrialStage, stages
-from fedkeel.study.watching import display_of, interruptible
-from fedkeel.task.task import Task
 
 ROUNDS = 20
 """Rounds of a trial of the second stage, at most those of the experiment. The pilot has half."""
@@ -243,68 +232,3 @@ def _experiment(settings: RunSettings, measured: Measurements, advised: list[Can
         f"#     fedkeel tune FILE\n"
     )
     return head + config.to_toml(best)
-
-
-def doctor(
-    *,
-    task: Task,
-    clients: Federation,
-    test: Test = None,
-    rounds: int,
-    local: config.Local,
-    trial_rounds: int | None = None,
-    participation: float | None = None,
-    clients_per_round: int | None = None,
-    seed: int = 0,
-    evaluation: config.Evaluation | None = None,
-    engine: config.Engine | None = None,
-    cohort: config.Cohort | None = None,
-    out: str | Path | None = None,
-    jobs: int = 1,
-    methods: Sequence[str] | None = None,
-    progress: bool | None = None,
-    augment: Transform | None = None,
-) -> DoctorRecord:
-    """Say how clients differ, what goes wrong with FedAvg on them, and what is worth tuning.
-
-    Args:
-        task: as in `run`.
-        clients: as in `run`.
-        test: as in `run`; it is only checked. Everything is measured on a fifth of each client's
-            training examples.
-        rounds: as in `run`: of the experiment that is planned.
-        local: as in `run`.
-        trial_rounds: rounds of a trial of the second stage; None takes twenty, or `rounds` if
-            fewer. Everything that the doctor does costs in proportion.
-        participation: as in `run`.
-        clients_per_round: as in `run`.
-        seed: as in `run`.
-        evaluation: as in `run`; ``model="personal"`` asks for clients' own models.
-        engine: as in `run`.
-        cohort: as in `run`.
-        out: folder of the runs, from which finished ones are read; None keeps none.
-        jobs: runs at a time, each in a process of one thread.
-        methods: expressions that are tried in place of the usual ones.
-        progress: as in `run`.
-        augment: as in `run`.
-
-    Raises:
-        FedkeelError: as in `run`.
-        KeyboardInterrupt: as in `run`.
-    """
-    settings = run_settings(
-        method="fedavg",
-        rounds=rounds,
-        seed=seed,
-        local=local,
-        cohort=cohort_settings(cohort, participation, clients_per_round),
-        evaluation=evaluation,
-        engine=engine,
-    )
-    ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
-    with (
-        display_of(progress) as display,
-        interruptible(display),
-        one_at_a_time(display.waiting),
-    ):
-        return examine(settings, ingredients, trial_rounds, folder, display, jobs, methods)
