@@ -92,6 +92,23 @@ def test_the_first_pages_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("[(0, ")
 
 
+def test_the_guide_on_searches_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    guide = (ROOT / "docs" / "guides" / "tune.md").read_text(encoding="utf-8")
+    exec(block("python", 0, guide), {})
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["fedavg", "fedprox"]
+    assert (tmp_path / "runs" / "search" / "tune.json").exists()
+
+
+def test_the_readme_calls_methods_of_a_study() -> None:
+    called = re.findall(r"`study\.(\w+)\(", README)
+    assert len(called) == 6
+    assert all(callable(getattr(fk.Simulation, name)) for name in called)
+
+
 def test_the_guide_on_tasks_runs() -> None:
     guide = (ROOT / "docs" / "guides" / "tasks.md").read_text(encoding="utf-8")
     torch.manual_seed(0)  # the guide gives a module, which has been initialised

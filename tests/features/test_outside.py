@@ -118,14 +118,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command with the package among the installed ones."""
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the package among the installed ones."""
     paths = [str(folder / "site"), str(Path(fedkeel.__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    call = [sys.executable, "-m", "fedkeel", *words]
+    call = [sys.executable, *words]
     return subprocess.run(
         call, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with the package among the installed ones."""
+    return python(folder, "-m", "fedkeel", *words)
 
 
 def test_a_package_adds_a_carbon_account(folder: Path) -> None:
@@ -156,3 +161,32 @@ def test_a_package_adds_a_carbon_account(folder: Path) -> None:
     plain = (folder / "plain" / "rounds.jsonl").read_text()
     assert "carbon_grams" not in plain
     assert "carbon_sources" not in plain
+
+
+IN_PYTHON = """
+import fedkeel as fk
+from carbon.declaration import Carbon
+from torch import nn
+
+x, y = [[float(i % 3), 1.0] for i in range(30)], [i % 3 for i in range(30)]
+shared = {
+    "task": fk.Task(nn.Linear(2, 3)), "clients": fk.iid(x, y, clients=3), "test": (x, y),
+    "rounds": 2, "local": fk.Local(lr=0.1, epochs=1),
+}
+study = fk.Simulation(**shared, carbon=Carbon(grams_per_second=50.0))
+assert "carbon=Carbon(grams_per_second=50.0)" in repr(study)
+for result in (study.run("fedavg"), fk.run("fedavg", **shared, carbon={"grams_per_second": 50.0})):
+    assert result.rows[-1].features["carbon_total"] > 0
+assert "carbon_total" not in fk.run("fedavg", **shared).rows[-1].features
+try:
+    fk.run("fedavg", **shared, carbon=3)
+except fk.FedkeelError as error:
+    print(error)
+"""
+
+
+def test_its_settings_are_an_argument_in_python(folder: Path) -> None:
+    (folder / "study.py").write_text(IN_PYTHON)
+    made = python(folder, "study.py")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith("'carbon' is no fedkeel.Carbon.")
