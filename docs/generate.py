@@ -751,7 +751,9 @@ def _features() -> list[str]:
         out += ["", f"### `{table}`", "", _row(["key", "where", "meaning"]), _row(["---"] * 3)]
         for added in (*kind.figures, *kind.entries):
             out.append(_row([f"`{added.key}`", "`rounds.jsonl`", added.description]))
-        if kind.record_class is not None:
+        if kind.record_meaning:
+            out.append(_row([f"`{table}`", "`run.json`", kind.record_meaning]))
+        elif kind.record_class is not None:
             for name, meaning in Said.by(kind.record_class).args.items():
                 out.append(_row([f"`{table}.{name}`", "`run.json`", meaning]))
     return [*out, ""]

@@ -14,7 +14,6 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: see engine/he
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 0.3 ms, not 8
 
 if TYPE_CHECKING:
-    from fedkeel.config import Adversary as Adversary
     from fedkeel.config import Audit as Audit
     from fedkeel.config import Cohort as Cohort
     from fedkeel.config import Diagnose as Diagnose
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from fedkeel.data.partition.from_hugging_face import from_hf as from_hf
     from fedkeel.data.read.user_data import dataset as dataset
     from fedkeel.errors import FedkeelError as FedkeelError
+    from fedkeel.features.attackers.settings import Adversary as Adversary
     from fedkeel.features.budget.settings import Privacy as Privacy
     from fedkeel.features.stop.settings import Stop as Stop
     from fedkeel.features.time.settings import System as System
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedkeel.config": (
-        "Adversary",
         "Audit",
         "Cohort",
         "Diagnose",
@@ -81,6 +80,7 @@ _HOMES = {
     "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("audit", "compare", "doctor", "run"),
     "fedkeel.study.simulation": ("Simulation",),
+    "fedkeel.features.attackers.settings": ("Adversary",),
     "fedkeel.features.budget.settings": ("Privacy",),
     "fedkeel.features.stop.settings": ("Stop",),
     "fedkeel.features.time.settings": ("System",),

@@ -101,7 +101,11 @@ class Declaration:
         entries: what else they add to round records, where it is not the default.
         in_short_runs: whether the short runs of the doctor have it, as those that they stand for.
         options: of the commands that read an experiment.
-        record_class: dataclass of what run.json has under its key; None where it writes nothing.
+        record_class: type of what run.json has under its key, such as a dataclass; None where it
+            writes nothing.
+        record_meaning: what that is, in a sentence, where it is no dataclass.
+        label: what its record is called in tables of settings; "" takes the name of its table.
+        is_in_overview: whether its record is below the title of a page, too.
         meaning: what its table is for, in a sentence.
         example: arguments of the settings, as somebody may write them.
     """
@@ -118,6 +122,9 @@ class Declaration:
     in_short_runs: ClassVar[bool] = False
     options: ClassVar[tuple[Option, ...]] = ()
     record_class: ClassVar[type | None] = None
+    record_meaning: ClassVar[str] = ""
+    label: ClassVar[str] = ""
+    is_in_overview: ClassVar[bool] = False
     meaning: ClassVar[str] = ""
     example: ClassVar[str] = ""
 

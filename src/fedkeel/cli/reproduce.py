@@ -27,9 +27,7 @@ def reproduce(
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
     seconds: float = typer.Option(None, "--seconds", min=1, help="Stop after so many seconds."),
     device: str = typer.Option(None, "--device", help="Where all runs train: cpu or cuda."),
-    jobs: int = typer.Option(
-        None, "--jobs", min=1, help="Runs at a time; one a core or GPU."
-    ),
+    jobs: int = typer.Option(None, "--jobs", min=1, help="Runs at a time; one a core or GPU."),
     out: Path = OUT,
     tune: bool = typer.Option(False, "--tune", help="Search each method's parameters first."),
     show: bool = typer.Option(False, "--show", help="Run nothing: show what has been run."),

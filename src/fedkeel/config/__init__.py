@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from fedkeel.base.error_messages import meant, paths
 from fedkeel.base.feature import declared_tables
 from fedkeel.base.settings import Settings
-from fedkeel.config.adversary import Adversary
 from fedkeel.config.audit import Audit
 from fedkeel.config.data import Data, Partition, Text
 from fedkeel.config.diagnose import Diagnose
@@ -36,7 +35,6 @@ from fedkeel.config.toml import UNSET, build, load, override, to_toml
 
 __all__ = [
     "UNSET",
-    "Adversary",
     "Audit",
     "Buffers",
     "Choices",

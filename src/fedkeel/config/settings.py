@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedkeel.base.settings import Settings
-from fedkeel.config.adversary import Adversary
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.feature_tables import with_tables
@@ -350,7 +349,6 @@ class RunSettings(Settings):
         cohort: participation.
         evaluation: when the global model is evaluated.
         diagnose: what is measured beside the scores.
-        adversary: attackers among the clients.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
     """
@@ -364,7 +362,6 @@ class RunSettings(Settings):
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()
     diagnose: Diagnose = Diagnose()
-    adversary: Adversary = Adversary()
     engine: Engine = Engine()
     flower: Flower = Flower()
 

@@ -151,7 +151,6 @@ class TrainedCohort:
         processor_seconds: as in `RoundRecord`.
         remote: traffic and failures, where clients are on other machines; K are then the clients
             that answered.
-        attackers: clients whose updates, or whose examples, are an attack.
     """
 
     replies: Replies
@@ -161,7 +160,6 @@ class TrainedCohort:
     seconds: dict[str, float] = field(default_factory=dict)
     processor_seconds: float | None = None
     remote: RemoteReport | None = None
-    attackers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
-from fedkeel.robust.attackers import Attack
 from fedkeel.task.task import Task
 from fedkeel.tree import Tree
 
@@ -70,6 +69,7 @@ class Draft:
         make_server_seed: gives the seed of cohorts and of what the server's parts draw.
         step_size: updates that make a step of the server; None: those of the clients of a round.
         is_baseline: whether the run sends nothing, and methods are compared to it.
+        keeps_updates: whether the updates of single clients are kept, see `TrainingSetup`.
         features: the features so far.
     """
 
@@ -83,6 +83,7 @@ class Draft:
     make_server_seed: Callable[[], int]
     step_size: int | None = None
     is_baseline: bool = False
+    keeps_updates: bool = False
     features: tuple[object, ...] = ()
 
     def with_feature(self, feature: object) -> Draft:
@@ -109,7 +110,7 @@ class Prepared:
         unseen: where values of the user's code are that could not be read in full, so that the
             run is never taken for an earlier one.
         is_baseline: whether the run sends nothing, and methods are compared to it.
-        attack: the attackers, None where there are none.
+        data_digest: digest of the examples as they were given; features may have changed them.
         step_size: updates that make a step of the server; None: those of the clients of a round.
         features: what the run does beside training.
     """
@@ -127,7 +128,7 @@ class Prepared:
     state: StatePlace = "memory"
     unseen: tuple[str, ...] = ()
     is_baseline: bool = False
-    attack: Attack | None = None
+    data_digest: str = ""
     step_size: int | None = None
     features: tuple[object, ...] = ()
 
@@ -139,12 +140,6 @@ class Prepared:
     def engine_has_clients(self) -> bool:
         """Whether the clients as the data are divided are those that an engine trains."""
         return self.clients is self.setup.federation
-
-    @property
-    def data_digest(self) -> str:
-        """Digest of the examples, before attackers changed theirs, which depends on the seed."""
-        data = self.setup.federation.data
-        return data.fingerprint() if self.attack is None else self.attack.data_digest
 
     @cached_property
     def server_seed(self) -> int:

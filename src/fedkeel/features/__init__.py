@@ -7,6 +7,7 @@ FEATURES = (
     "fedkeel.features.baselines.declaration:BaselinesDeclaration",
     "fedkeel.features.selection.declaration:SelectionDeclaration",
     "fedkeel.features.time.declaration:SystemDeclaration",
+    "fedkeel.features.attackers.declaration:AttackersDeclaration",
     "fedkeel.features.budget.declaration:PrivacyDeclaration",
     "fedkeel.features.stop.declaration:StopDeclaration",
     "fedkeel.features.track.declaration:TrackDeclaration",

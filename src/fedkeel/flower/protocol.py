@@ -21,6 +21,7 @@ from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, with_empty_answers
 from fedkeel.engine.spec import TensorSpec, specs_of
+from fedkeel.features.attackers.feature import adversary_of, attack_of
 from fedkeel.features.budget.feature import privacy_of
 from fedkeel.flower.wire import Header
 from fedkeel.method.plugins import user_part_digests
@@ -80,8 +81,8 @@ class Agreement(Settings):
             facts["noise"] = [budget, prepared.population.clients, settings.rounds]
         if "channels" in prepared.setup.federation.how:
             facts["channels"] = prepared.setup.federation.how["channels"]
-        if prepared.attack is not None:
-            facts["adversary"] = settings.adversary.model_dump(mode="json")
+        if attack_of(prepared) is not None:
+            facts["adversary"] = adversary_of(settings).model_dump(mode="json")
         experiment = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)
         model = _model_digest(network, prepared)
         return cls(experiment=experiment.hexdigest(), model=model)

@@ -446,7 +446,7 @@ class CohortTransform(Part):
     def withstands(self, count: int) -> int | None:
         """Return how many broken updates of `count` it is made for; None where it counts none.
 
-        A run is warned where that is nobody, or fewer than it has attackers.
+        A run is warned where that is nobody, or fewer than may be broken.
         """
         return None
 
@@ -473,7 +473,7 @@ class Reduction(Part):
     def withstands(self, count: int) -> int | None:
         """Return how many broken updates of `count` it is made for; None where it counts none.
 
-        A run is warned where that is nobody, or fewer than it has attackers.
+        A run is warned where that is nobody, or fewer than may be broken.
         """
         return None
 

@@ -70,7 +70,6 @@ class RoundRecord:
         clients: clients whose updates were aggregated, ascending.
         dropped: clients that were selected and did not report.
         excluded: clients whose update was not finite and was left out.
-        attackers: those of `clients` that are simulated attackers.
         examples: examples processed in local training, over all clients and epochs.
         steps: local steps over all clients.
         train_loss: mean over clients, each counting the same, of a client's mean task loss over
@@ -118,7 +117,6 @@ class RoundRecord:
     clients: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     excluded: list[int] = field(default_factory=list)
-    attackers: list[int] = field(default_factory=list)
     examples: Count = 0
     steps: Count = 0
     train_loss: float | None = None

@@ -116,7 +116,7 @@ class DataRecord:
             ``""``. Empty in runs before it was recorded.
         grouped_by: what is held out in whole groups, such as ``patient``.
         test_groups: number of these in the test set.
-        fingerprint: digest of the training set, without what simulated attackers change in it.
+        fingerprint: digest of the training set, without what features change in it.
     """
 
     sources: list[str] = field(default_factory=list)
@@ -310,7 +310,6 @@ class RunRecord:
             ``attempts`` that a draw took; ``says``, all that in words.
         local: settings of local training in words.
         participation: clients in a round, and of how many.
-        adversary: what simulated attackers do, and who they are, in words; "" without any.
         target: test score for rounds to target, or None.
         task: ``loss``; ``metrics``, each with ``name``, ``higher_is_better`` and ``unit``; and the
             ``score``, the name of the metric by which models are judged. Of runs of earlier
@@ -365,7 +364,6 @@ class RunRecord:
     client_parameters: list[str] | None = None
     new_clients: list[Count] = field(default_factory=list)
     earlier_keys: list[str] = field(default_factory=list, metadata=_OPTIONAL)
-    adversary: str = field(default="", metadata=_OPTIONAL)
     warnings: list[str] = field(default_factory=list)
     secure_sums: str = field(default="", metadata=_OPTIONAL)
     best_model: BestModel | None = None
@@ -406,7 +404,6 @@ class RunRecord:
             "task": [task.loss, task.score, [metric.name for metric in task.metrics]],
             "features": self.feature_texts(),
             "sums": self.secure_sums,
-            "attackers": self.adversary.partition(":")[0],
         }
         return json.dumps([self.content(), main], sort_keys=True, default=str)
 
@@ -419,9 +416,12 @@ class RunRecord:
             raise AttributeError(f"a run record has no {name!r}")
 
     def feature_texts(self) -> dict[str, str]:
-        """Return what features have written in a few words, by their table."""
+        """Return what features have written in a few words, by their label."""
         kinds = declarations()
-        return {table: kinds[table].text(value) for table, value in self.features.items()}
+        return {
+            kinds[table].label or table: kinds[table].text(value)
+            for table, value in self.features.items()
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
@@ -470,7 +470,8 @@ def to_json(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the datacla
         if isinstance(value, dict):
             value = {k: to_json(v) if is_dataclass(v) else v for k, v in value.items()}
         values[f.name] = to_json(value) if is_dataclass(value) else value
-    return {**values.pop("settings", {}), **values, **values.pop("features", {})}
+    settings, features = values.pop("settings", {}), values.pop("features", {})
+    return {**settings, **values, **features}
 
 
 def _settings_apart(values: Mapping[str, Any]) -> dict[str, Any]:

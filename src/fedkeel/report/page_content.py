@@ -105,8 +105,9 @@ def overview(methods: Sequence[MethodResults]) -> list[str]:
         f"{shared['model']}{size}" if "model" in shared else "",
         counted(record.rounds, "round") if "rounds" in shared else "",
         shared.get("participation", ""),
-        f"attackers: {shared['attackers']}" if "attackers" in shared else "",
     ]
+    labels = [kind.label or kind.table for kind in declarations().values() if kind.is_in_overview]
+    items += [f"{label}: {shared[label]}" for label in labels if label in shared]
     return [item for item in items if item]
 
 

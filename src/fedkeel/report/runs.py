@@ -169,7 +169,6 @@ def main_settings(record: RunRecord) -> dict[str, str]:
         "metrics": ", ".join(metric.label for metric in record.task.metrics),
         **record.feature_texts(),
         **({"secure sums": record.secure_sums} if record.secure_sums else {}),
-        **({"attackers": record.adversary.partition(":")[0]} if record.adversary else {}),
     }
 
 

@@ -25,12 +25,18 @@ def defence_warnings(prepared: Prepared) -> Iterator[str]:
     """Yield warnings about defences against broken clients."""
     if prepared.is_baseline:
         return
-    count = _replies(prepared)
-    attackers = 0 if prepared.attack is None else min(len(prepared.attack.attackers), count)
-    plan = prepared.plan
+    for part, count in defences(prepared):
+        yield without_effect(part, count)
+
+
+def defences(prepared: Prepared) -> Iterator[tuple[CohortTransform | Reduction, int]]:
+    """Yield the parts that may withstand broken clients, and how many updates each has, at most."""
+    if prepared.is_baseline:
+        return
+    count, plan = _replies(prepared), prepared.plan
     parts: list[CohortTransform | Reduction] = [*plan.cohort_transforms, plan.reduction]
     for part in parts:
-        yield _without_effect(part, count) or _too_few(part, count, attackers)
+        yield part, count
         if isinstance(part, Bucketing):
             count = math.ceil(count / part.size)
 
@@ -43,7 +49,7 @@ def _replies(prepared: Prepared) -> int:
     return min((item.most_replies(count) for item in features_of(prepared).values()), default=count)
 
 
-def _without_effect(part: CohortTransform | Reduction, count: int) -> str:
+def without_effect(part: CohortTransform | Reduction, count: int) -> str:
     """Return that a part defends against nobody among so many clients, "" where it does."""
     of_all = counted(count, "client")
     if isinstance(part, Bucketing):
@@ -60,34 +66,22 @@ def _without_effect(part: CohortTransform | Reduction, count: int) -> str:
         "reckons with no broken client among" if isinstance(part, Krum) else "leaves out nobody of"
     )
     text = f"{expression_of([part])} {said} {of_all}"
-    ways = _ways(part, count, 1)
-    return f"{text}: {ways}" if ways else text
+    remedy = ways(part, count, 1)
+    return f"{text}: {remedy}" if remedy else text
 
 
-def _too_few(part: CohortTransform | Reduction, count: int, attackers: int) -> str:
-    """Return that a round may have more attackers than a part is made for, "" where not."""
-    most = part.withstands(count)
-    if most is None or attackers <= most:
-        return ""
-    ways = _ways(part, count, attackers)
-    return (
-        f"{expression_of([part])} withstands {most} of {counted(count, 'client')}, and a round may "
-        f"have {counted(attackers, 'attacker')} ([adversary])" + (f": {ways}" if ways else "")
-    )
-
-
-def _ways(part: CohortTransform | Reduction, count: int, broken: int) -> str:
+def ways(part: CohortTransform | Reduction, count: int, broken: int) -> str:
     """Return how a part withstands so many broken clients: with more clients, or another share."""
     sizes = range(count + 1, MANY)
     enough = next((n for n in sizes if (part.withstands(n) or 0) >= broken), None)
-    ways = [] if enough is None else [f"use {enough} clients or more"]
+    found = [] if enough is None else [f"use {enough} clients or more"]
     if any(field.name == "beta" for field in fields(cast(Any, part))):
         share, changed = math.ceil(1000 * broken / count) / 1000, None
         with suppress(FedkeelError):  # a share beyond what the part takes
             changed = replace(cast(Any, part), beta=share)
         if changed is not None and changed.withstands(count) >= broken:
-            ways.append(f"set beta = {share:g}")
-    return ", or ".join(ways)
+            found.append(f"set beta = {share:g}")
+    return ", or ".join(found)
 
 
 def rounds_without_reserve(prepared: Prepared) -> Iterator[str]:

@@ -120,7 +120,7 @@ def may_be_on_gpu(prepared: Prepared) -> bool:
     A user's part may make tensors on the processor.
     """
     plan = prepared.plan
-    if prepared.is_baseline or prepared.attack is not None:
+    if prepared.is_baseline:
         return False
     if any(feature.on_processor for feature in features_of(prepared).values()):
         return False

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Literal, Self
 from fedkeel import config
 from fedkeel.config import ChosenWeights
 from fedkeel.data.cohort import Select
+from fedkeel.data.federation import Federation
 from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Draft, Prepared
+from fedkeel.records.score import MetricInfo
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.schedule import Schedule
@@ -72,6 +74,20 @@ class Feature:
         """A score that the run is to reach, for the rounds until then; None for none."""
         return None
 
+    def divided(self, clients: Federation, seed: int) -> Federation:
+        """Return the clients, once the data are divided, with what this feature changes of them.
+
+        Model and metrics are made for the examples that it returns.
+
+        Args:
+            clients: the clients as the data are divided.
+            seed: seed of the run.
+
+        Raises:
+            FedkeelError: the run cannot have this feature, with the reason.
+        """
+        return clients
+
     def wrap(self, draft: Draft) -> Draft:
         """Return the run that is being made with what this feature changes, and with the feature.
 
@@ -113,6 +129,10 @@ class Feature:
     def record(self, prepared: Prepared) -> Any:  # noqa: ANN401 - of `record_class`
         """Return what run.json has under this feature's table; None for nothing."""
         return None
+
+    def scores(self, prepared: Prepared) -> list[MetricInfo]:
+        """Return the scores that its hooks add to those of the test set."""
+        return []
 
     @property
     def leaves_out(self) -> str:

@@ -41,8 +41,26 @@ class Hooks(Callback):
     Every method does nothing until a subclass overrides it.
     """
 
+    def received(self, trained: TrainedCohort, round: int) -> TrainedCohort:
+        """Return what clients have sent as the server receives it.
+
+        Args:
+            trained: their replies; updates of single clients where `Draft.keeps_updates` asks so.
+            round: rounds completed before this one.
+        """
+        return trained
+
     def recorded(self, row: RoundRecord) -> RoundRecord:
         """Return the record of a new round with what the feature adds, before it is evaluated."""
+        return row
+
+    def scored(self, row: RoundRecord, server: Server) -> RoundRecord:
+        """Return the record of a round with what the feature adds to its test scores.
+
+        Args:
+            row: the record, with the scores of the global model.
+            server: after the round.
+        """
         return row
 
     def judged(
@@ -137,6 +155,13 @@ def recorded(hooks: Sequence[Hooks], row: RoundRecord) -> RoundRecord:
     """Return the record of a new round with what all features add."""
     for each in hooks:
         row = each.recorded(row)
+    return row
+
+
+def scored(hooks: Sequence[Hooks], row: RoundRecord, server: Server) -> RoundRecord:
+    """Return the record of a round with what all features add to its test scores."""
+    for each in hooks:
+        row = each.scored(row, server)
     return row
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedkeel import config
 from fedkeel.base.feature import declarations, loaded
 from fedkeel.data.cohort import Select
+from fedkeel.data.federation import Federation
 from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.runner.callbacks import Callback
@@ -45,6 +46,13 @@ def callbacks_of(
     """Return the callbacks of the features that settings ask for; see `Feature.callbacks`."""
     asked = features_asked_for(settings)
     return [made for feature in asked for made in feature.callbacks(settings, folder, group)]
+
+
+def divided(settings: config.Run, clients: Federation) -> Federation:
+    """Return the clients, once the data are divided, with what features change of them."""
+    for feature in features_asked_for(settings):
+        clients = feature.divided(clients, settings.seed)
+    return clients
 
 
 def features_of(prepared: Prepared) -> dict[str, Feature]:

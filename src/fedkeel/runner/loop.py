@@ -23,7 +23,6 @@ from fedkeel.method.server_round import server_message, server_round
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
-from fedkeel.runner.attack import with_success_rate
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
 from fedkeel.runner.checkpoint import Checkpoints
 from fedkeel.runner.engines import make, server_device, state_folder
@@ -32,7 +31,7 @@ from fedkeel.runner.evaluate import (
     with_personal_scores,
     with_test_scores,
 )
-from fedkeel.runner.feature_hooks import recorded, timed
+from fedkeel.runner.feature_hooks import recorded, scored, timed
 from fedkeel.runner.features import hooks_of
 from fedkeel.runner.finish import ended, finish, server_on_processor
 from fedkeel.runner.result import Result
@@ -223,7 +222,7 @@ class RoundLoop:
         if self._prepared.judges_personal_models:
             return with_personal_scores(row, engine, self._prepared, self._server, judged=True)
         row = with_test_scores(row, engine, self._setup, self._server)
-        return with_success_rate(row, self._prepared, self._server)
+        return scored(self._hooks, row, self._server)
 
     def _with_client_scores(self, row: RoundRecord, engine: TrainingEngine) -> RoundRecord:
         for each in self._hooks:

@@ -32,8 +32,7 @@ from fedkeel.records.run_record import (
     RunRecord,
     ScaleRecord,
 )
-from fedkeel.records.score import TaskRecord
-from fedkeel.runner.attack import task_record
+from fedkeel.records.score import MetricInfo, TaskRecord
 from fedkeel.runner.features import features_of
 from fedkeel.runner.warnings import find_warnings, node_warnings, simulated_sums
 from fedkeel.task.losses import loss_name, named_like
@@ -75,16 +74,12 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             head=network.head,
             args=dict(prepared.ingredients.model_args),
         ),
-        task=task_record(
-            prepared,
-            TaskRecord(
-                loss=loss_name(network.task_loss),
-                metrics=setup.metrics.infos,
-                score=setup.metrics.score_name,
-                like="" if known is network.task_loss else loss_name(known),
-            ),
+        task=TaskRecord(
+            loss=loss_name(network.task_loss),
+            metrics=_metrics(prepared),
+            score=setup.metrics.score_name,
+            like="" if known is network.task_loss else loss_name(known),
         ),
-        adversary="" if prepared.attack is None else prepared.attack.description,
         judges="personal" if prepared.judges_personal_models else "global",
         client_parameters=prepared.client_parameters,
         new_clients=new_clients(settings.cohort, len(prepared.clients), settings.seed).tolist(),
@@ -118,6 +113,13 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         },
         secure_sums=_secure_text(prepared) if on_nodes else "",
     )
+
+
+def _metrics(prepared: Prepared) -> list[MetricInfo]:
+    """Return the metrics of a run, with those of features before the last one, the loss."""
+    infos = prepared.setup.metrics.infos
+    added = [score for item in features_of(prepared).values() for score in item.scores(prepared)]
+    return [*infos[:-1], *added, *infos[-1:]]
 
 
 def _data_record(prepared: Prepared) -> DataRecord:

@@ -48,8 +48,7 @@ from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.reached_values import Description, describe_value
-from fedkeel.robust.attackers import check_attack, find_attack
-from fedkeel.runner.features import features_asked_for, features_of
+from fedkeel.runner.features import divided, features_asked_for, features_of
 from fedkeel.secure.legality import check_secure_aggregation
 from fedkeel.task.losses import (
     OF_QUANTITIES,
@@ -140,9 +139,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             do="make the call outside of the `with` block or the decorated function",
         )
     dtype = DTYPES[settings.engine.dtype]
-    honest = _converted(ingredients.clients(settings.seed), dtype)
-    attack = find_attack(settings, honest)
-    clients = honest if attack is None else attack.poison(honest)
+    given = _converted(ingredients.clients(settings.seed), dtype)
+    clients = divided(settings, given)
     cohort = numbered(settings.cohort, clients.names, len(clients))
     settings = settings.model_copy(update={"cohort": cohort})
     features = features_asked_for(settings)
@@ -167,7 +165,6 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     plan = parse(method, provides, settings.weights)
     local = plan.work(settings.local)
     check_optimiser(plan, local)
-    check_attack(attack, plan)
     training = LocalTraining(
         plan,
         network,
@@ -201,7 +198,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.evaluation.batch_size
         or evaluation_batch(network, rows_of(federation.data.x, slice(2))),
         settings.engine.precision,
-        keeps_updates=attack is not None and attack.changes_updates,
+        keeps_updates=draft.keeps_updates,
     )
     _check_evaluation_of_one(setup)
     check_evaluation(setup)
@@ -229,7 +226,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         draft.make_server_seed,
         unseen=unseen,
         is_baseline=draft.is_baseline,
-        attack=attack,
+        data_digest=given.data.fingerprint(),
         step_size=draft.step_size,
         features=draft.features,
     )
@@ -482,8 +479,6 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
         settings.pop(table, None)
         if identities.get(table) is not None:
             settings[table] = identities[table]
-    if prepared.attack is None:
-        settings.pop("adversary")
     setup, clients = prepared.setup, prepared.clients
     digest = hashlib.blake2b(digest_size=8)
     identity = {

@@ -62,7 +62,7 @@ class ProgressDisplay:
         """Say that a round is done."""
 
     def step(self, run: str, done: int, unit: str) -> None:
-        """Say how far work is that has no rounds, such as the iterations of an attack."""
+        """Say how far work is that has no rounds, such as the iterations of a search."""
 
     def end(self, run: str, how: str) -> None:
         """Say that a run is over, and how: `FINISHED`, `REUSED`, or why it is not finished."""

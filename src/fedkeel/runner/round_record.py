@@ -52,7 +52,6 @@ def round_record(
         clients=[int(k) for k in replied[is_used]],
         dropped=sorted(int(k) for k in (*cohort.dropped, *silent)),
         excluded=result.excluded,
-        attackers=[k for k in trained.attackers if k not in result.excluded],
         examples=int(trained.replies.processed.sum()),
         steps=int(trained.steps.sum()),
         processor_seconds=trained.processor_seconds,

@@ -14,7 +14,6 @@ from fedkeel.method.context import Ints, Message
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_round import raw_weights
 from fedkeel.method.survey import add_mean_answers
-from fedkeel.runner.attack import under_attack
 from fedkeel.runner.callbacks import CallbackList
 from fedkeel.runner.feature_hooks import Hooks, Selector
 from fedkeel.runner.features import schedule_of
@@ -40,7 +39,7 @@ class Training:
         hooks: Sequence[Hooks] = (),
         engine: TrainingEngine | None = None,
     ) -> None:
-        self._prepared, self._callbacks = prepared, callbacks
+        self._prepared, self._callbacks, self._hooks = prepared, callbacks, hooks
         self._selection = next((item for item in hooks if isinstance(item, Selector)), None)
         sizes, seed = prepared.setup.federation.sizes, prepared.server_seed
         select = self._selection or select_by_seed(prepared.cohort, sizes, seed)
@@ -77,9 +76,9 @@ class Training:
             self._callbacks.on_clients_trained(done, count)
 
         trained = self.schedule.train(engine, server, message, cohort, tick)
-        if self.schedule.counts_at_once:
-            return trained
-        return under_attack(trained, self._prepared, message.round)
+        for each in self._hooks:
+            trained = each.received(trained, message.round)
+        return trained
 
     def commit(
         self, engine: TrainingEngine, trained: TrainedCohort, keep: Ints, round: int

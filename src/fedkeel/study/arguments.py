@@ -20,6 +20,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.read.user_data import Examples, is_examples, like
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ArgumentError, ConfigError, DataError
+from fedkeel.features.attackers.settings import Adversary
 from fedkeel.features.budget.settings import Privacy
 from fedkeel.features.stop.settings import Stop
 from fedkeel.features.time.settings import System
@@ -60,7 +61,7 @@ class SharedArguments(_Required, total=False):
     weights: config.ChosenWeights | None
     evaluation: config.Evaluation | None
     stop: Stop | None
-    adversary: config.Adversary | None
+    adversary: Adversary | None
     privacy: Privacy | None
     system: System | None
     engine: config.Engine | None
@@ -113,7 +114,6 @@ _EXAMPLES = {
     "cohort": "participation=0.1",
     "evaluation": "every=10",
     "diagnose": "kinds=['drift'], every=5",
-    "adversary": "kind='sign_flip', share=0.2",
     "engine": "kind='sequential'",
 }
 """How settings may be written, of those that no feature declares."""

@@ -24,13 +24,6 @@ def check_policy(draft: Draft) -> None:
             why="they compare clients that began a round at one model",
             do="leave out [diagnose]",
         )
-    if settings.adversary.kind not in ("none", "label_flip"):
-        raise ConfigError(
-            f"Attacks on updates do not go with {policy.name}.",
-            got=f"adversary.kind = {settings.adversary.kind!r}",
-            why="they are made of the updates of a round, which begin at one model",
-            do="leave out [adversary]",
-        )
     has_buffers = training.buffers == "average" and bool(training.network.buffers)
     if has_buffers and traits_of(policy).updates_from_present:
         raise ConfigError(

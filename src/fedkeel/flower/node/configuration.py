@@ -19,7 +19,7 @@ from fedkeel.flower.node.sent_settings import check_sent
 from fedkeel.flower.node.signing import read_signing
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.named_files import expanded
-from fedkeel.robust.attackers import refuse_on_nodes
+from fedkeel.runner.features import check_nodes
 from fedkeel.runner.prepare import gather, prepare
 
 _KEYS = ("partition-id", "num-partitions", "state", "data", "name", "policy", "key", "peers")
@@ -53,7 +53,7 @@ def make_node(
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
     """
     _refuse_misspelled(config)
-    refuse_on_nodes(experiment.adversary)
+    check_nodes(experiment)
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
     folder, policy = state_folder(config), _policy(config)
     check_sent(experiment if installed is None else installed, experiment, policy)

@@ -27,6 +27,7 @@ from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError, RunError
+from fedkeel.features.attackers.feature import attack_of
 from fedkeel.flower.data_on_nodes import NODES
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
 from fedkeel.flower.node.description import describe, needs_scale
@@ -228,7 +229,7 @@ class Node:
             setup = self.guard.admit(setup, request, item)
         with use_numerics(setup.precision):
             result = train_client(setup, message, job, client_state)
-        reply, attack = result.reply, self.prepared.attack
+        reply, attack = result.reply, attack_of(self.prepared)
         if attack is not None and attack.lies_alone(item.client):
             update = attack.change(reply.update, request.round, item.client)
             reply = replace(reply, update=update)

@@ -28,7 +28,6 @@ from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
-from fedkeel.robust.attackers import refuse_on_nodes
 from fedkeel.runner.features import callbacks_of, check_nodes
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressLines, run_name
@@ -115,7 +114,6 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
     check_federation(experiment)
-    refuse_on_nodes(experiment.adversary)
     settings = experiment.flower
     plan = parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
     check_nodes(experiment)

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.config import Adversary
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.values import only_tensor, shape_text
 from fedkeel.errors import DataError
+from fedkeel.features.attackers.settings import Adversary
 from fedkeel.method.context import Ints
 from fedkeel.rng import generator
 

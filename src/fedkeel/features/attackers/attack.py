@@ -7,25 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedkeel.config import Adversary, Run
 from fedkeel.data.federation import Federation
-from fedkeel.errors import ConfigError, RunError, counted
-from fedkeel.method.compose import Plan
+from fedkeel.errors import ConfigError, counted
+from fedkeel.features.attackers.collusion import joint_update
+from fedkeel.features.attackers.poison import poisoned
+from fedkeel.features.attackers.settings import ALONE, Adversary
 from fedkeel.method.context import Ints
 from fedkeel.method.round_values import Replies
 from fedkeel.rng import generator, torch_seed
-from fedkeel.robust.collusion import KNOWING, joint_update
-from fedkeel.robust.poison import poisoned
 from fedkeel.tree import Tree
-
-ALONE = ("sign_flip", "gaussian", "scaling", "backdoor")
-"""Kinds of attacks that change an update without knowing another one."""
 
 MANY = 12
 """Attackers that are listed by number, at most."""
-
-NOTHING = (("backdoor", 1.0), ("scaling", 1.0))
-"""Kind and factor of attacks that leave the update as it is."""
 
 
 def attackers(settings: Adversary, clients: int, seed: int) -> Ints:
@@ -61,54 +54,6 @@ def attackers(settings: Adversary, clients: int, seed: int) -> Ints:
     return np.sort(generator(seed, "adversary").choice(clients, count, replace=False))
 
 
-def find_attack(settings: Run, federation: Federation) -> Attack | None:
-    """Return the attackers of a run, None where there are none.
-
-    Raises:
-        ConfigError: the settings name nobody who exists, or the examples are on nodes.
-    """
-    if settings.adversary.kind == "none":
-        return None
-    if federation.how["kind"] == "nodes":
-        raise ConfigError(
-            "Attackers can be simulated only where the examples are divided by the experiment.",
-            got="partition.kind = 'nodes'",
-            why="the attackers of an experiment are clients that it makes itself",
-            do="leave out [adversary], or try the attack on examples of one data set",
-        )
-    clients = attackers(settings.adversary, len(federation), settings.seed)
-    digest = federation.data.fingerprint()
-    return Attack(settings.adversary, clients, settings.seed, digest)
-
-
-def check_attack(attack: Attack | None, plan: Plan) -> None:
-    """Refuse attackers that change an encoded update.
-
-    Raises:
-        ConfigError: the method has a codec, and the attack changes updates.
-    """
-    if attack is not None and attack.changes_updates and plan.codec is not None:
-        raise ConfigError(
-            f"The attack {attack.settings.kind!r} does not fit {plan.codec.name!r}.",
-            why="it changes the update that the server decodes, which cannot be encoded again",
-            do="choose an attack on examples, 'label_flip' or 'backdoor', or leave out the codec",
-        )
-
-
-def refuse_on_nodes(settings: Adversary) -> None:
-    """Refuse attacks that no node of a federation can make.
-
-    Raises:
-        RunError: the attackers would have to know other clients' updates.
-    """
-    if settings.kind in KNOWING:
-        raise RunError(
-            f"The attack {settings.kind!r} cannot be made in a federation of nodes.",
-            why="its attackers know the updates of the honest clients, and a node sees its own",
-            do=f"simulate it with fedkeel run, or choose one of label_flip, {', '.join(ALONE)}",
-        )
-
-
 @dataclass(frozen=True)
 class Attack:
     """The attackers of a run, and what they do.
@@ -117,19 +62,11 @@ class Attack:
         settings: the attack.
         attackers: their numbers, ascending.
         seed: seed of the run.
-        data_digest: digest of the examples before attackers changed theirs.
     """
 
     settings: Adversary
     attackers: Ints
     seed: int
-    data_digest: str = ""
-
-    @property
-    def changes_updates(self) -> bool:
-        """Whether attackers send something else than what training made of their examples."""
-        kind = self.settings.kind
-        return kind in KNOWING or (kind in ALONE and (kind, self.settings.strength) not in NOTHING)
 
     @property
     def description(self) -> str:
@@ -158,7 +95,7 @@ class Attack:
     def lies_alone(self, client: int) -> bool:
         """Whether a client is an attacker that changes its update without knowing another one."""
         is_attacker = client in self.attackers
-        return is_attacker and self.changes_updates and self.settings.kind in ALONE
+        return is_attacker and self.settings.changes_updates and self.settings.kind in ALONE
 
     def change(self, update: Tree, round: int, client: int) -> Tree:
         """Return what an attacker sends in place of its update, where it needs no other one.
@@ -186,7 +123,7 @@ class Attack:
         """
         rows = self.among(replies.clients)
         rows = rows[replies.finite[rows]]
-        if not self.changes_updates:
+        if not self.settings.changes_updates:
             return
         if self.settings.kind in ALONE:
             for row in rows:

@@ -14,12 +14,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedkeel.config import Adversary
+from fedkeel.features.attackers.settings import Adversary
 from fedkeel.solve.span import Floats, inner
 from fedkeel.tree import Tree
-
-KNOWING = ("alie", "ipm", "min_max", "min_sum", "mimic")
-"""Kinds of attacks that have to know the honest updates of the round."""
 
 
 def joint_update(settings: Adversary, honest: Tree, attackers: int) -> Tree:

@@ -24,6 +24,15 @@ AttackKind = Literal[
 ]
 """What attackers do."""
 
+KNOWING = ("alie", "ipm", "min_max", "min_sum", "mimic")
+"""Kinds of attacks that have to know the honest updates of the round."""
+
+ALONE = ("sign_flip", "gaussian", "scaling", "backdoor")
+"""Kinds of attacks that change an update without knowing another one."""
+
+NOTHING = (("backdoor", 1.0), ("scaling", 1.0))
+"""Kind and factor of attacks that leave the update as it is."""
+
 _FACTORS: Mapping[str, float] = {
     "sign_flip": 1.0,
     "gaussian": 10.0,
@@ -91,3 +100,9 @@ class Adversary(Kinds):
     def strength(self) -> float | None:
         """The factor, by default that of the kind; None where the cohort decides it."""
         return _FACTORS.get(self.kind) if self.factor is None else self.factor
+
+    @property
+    def changes_updates(self) -> bool:
+        """Whether attackers send something else than what training made of their examples."""
+        is_lie = self.kind in ALONE and (self.kind, self.strength) not in NOTHING
+        return is_lie or self.kind in KNOWING

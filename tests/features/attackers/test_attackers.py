@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,15 +14,20 @@ import fedkeel as fk
 from fedkeel.config import load
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, RunError
+from fedkeel.features.attackers import collusion
+from fedkeel.features.attackers.attack import Attack, attackers
+from fedkeel.features.attackers.feature import adversary_of
+from fedkeel.features.attackers.settings import KNOWING
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import RunOptions, serve
 from fedkeel.method.round_values import Replies
+from fedkeel.records.rows import RoundRecord
+from fedkeel.report.page_content import overview
 from fedkeel.report.runs import load_runs, main_settings
-from fedkeel.robust import collusion
-from fedkeel.robust.attackers import Attack, attackers
-from fedkeel.robust.collusion import KNOWING
+from fedkeel.runner.engines import may_be_on_gpu
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
+from fedkeel.study.doctor.runs import short_settings
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import prepared, same
 
@@ -91,6 +97,40 @@ def test_the_rows_name_the_attackers_of_the_cohort_and_the_key_knows_them() -> N
     assert len(keys) == 3
     assert lying.record.adversary == "sign flip, factor 1, by 2 clients: 1, 4"
     assert main_settings(lying.record)["attackers"] == "sign flip, factor 1, by 2 clients"
+
+
+def test_rows_of_a_server_that_does_not_wait_name_the_attackers() -> None:
+    result = ran("label_flip", "fedbuff(buffer=3)", rounds=6)
+    for row in result.rows[1:]:
+        assert row.attackers == sorted(set(row.clients) & set(TWO))
+    assert any(row.attackers for row in result.rows)
+
+
+def test_a_row_is_read_as_it_was_written_and_a_wrong_list_is_refused() -> None:
+    for row in ran("sign_flip").rows:
+        assert RoundRecord.from_json(json.loads(row.line())) == row
+    assert json.loads(RoundRecord(1).line())["attackers"] == []
+    with pytest.raises(ValueError, match="attackers"):
+        RoundRecord.from_json({"round": 1, "attackers": ["first"]})
+
+
+def test_the_page_says_what_attackers_do(tmp_path: Path) -> None:
+    start(under("sign_flip"), tmp_path / "run")
+    (said,) = [item for item in overview(load_runs([tmp_path / "run"])) if "attackers" in item]
+    assert said == "attackers: sign flip, factor 1, by 2 clients"
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["adversary"] == f"{said.removeprefix('attackers: ')}: 1, 4"
+    assert "features" not in record
+
+
+def test_short_runs_of_a_comparison_have_the_attackers_too() -> None:
+    settings = under("sign_flip").settings
+    assert adversary_of(short_settings(settings)) == adversary_of(settings)
+
+
+def test_the_server_looks_at_updates_on_the_processor() -> None:
+    assert may_be_on_gpu(under("none"))
+    assert not may_be_on_gpu(under("label_flip"))
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "min_max", "label_flip"])
@@ -197,7 +237,7 @@ def test_noise_has_the_size_of_the_update_and_differs_by_client_and_round() -> N
 
 def test_byzfl_sends_the_same() -> None:
     """ALIE there goes along the standard deviations, in the paper and here against them."""
-    oracle = np.load(Path(__file__).parents[1] / "oracles" / "byzfl_attacks_a.npz")
+    oracle = np.load(Path(__file__).parents[2] / "oracles" / "byzfl_attacks_a.npz")
     alie, ipm = (float(oracle[f"hp.{name}_tau"]) for name in ("alie", "ipm"))
     for n in range(int(oracle["n_cases"])):
         rows = {"w": torch.from_numpy(oracle[f"case{n}.honest"])}
