@@ -27,7 +27,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.config import build
-from fedkeel.runner.prepare import gather
+from fedkeel.runner.ingredients import gather
 from fedkeel.study.audit.examine import examine
 from fedkeel.task.models import make
 

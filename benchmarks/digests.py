@@ -27,7 +27,8 @@ import torch
 from fedkeel import config
 from fedkeel.errors import FedkeelError
 from fedkeel.method.index import METHODS
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 
 PRESET = [

@@ -27,7 +27,7 @@ from fedkeel.data.values import only_tensor
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.registry import REGISTRY
 from fedkeel.report.summary import summarise
-from fedkeel.runner.prepare import gather
+from fedkeel.runner.ingredients import gather
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.compare import compare
 

@@ -21,7 +21,8 @@ from fedkeel import config
 from fedkeel.base.settings import Settings
 from fedkeel.data.read.load import load
 from fedkeel.errors import FedkeelError
-from fedkeel.runner.prepare import gather, ingredients, prepare
+from fedkeel.runner.ingredients import gather, ingredients
+from fedkeel.runner.prepare import prepare
 
 BASE: dict[str, Any] = {
     "rounds": 1,

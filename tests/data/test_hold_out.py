@@ -24,7 +24,7 @@ from fedkeel.data.hold_out import set_aside
 from fedkeel.data.read.load import load
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.node.local_data import read_local_data
-from fedkeel.runner.prepare import gather
+from fedkeel.runner.ingredients import gather
 from fedkeel.runner.split_warnings import split_warnings
 
 PATIENTS, EACH = 40, 12

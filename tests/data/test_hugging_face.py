@@ -19,7 +19,8 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.data.read.hugging_face import load_tokenizer
 from fedkeel.errors import ConfigError, DataError, ModelError
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 from fedkeel.task.models import make
 

@@ -26,7 +26,8 @@ from fedkeel.features.time.work import ClientWork
 from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 from toys import eventually
 

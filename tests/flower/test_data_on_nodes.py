@@ -28,7 +28,8 @@ from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.serve import LinesWithFaults, RunOptions, serve
 from fedkeel.flower.wire import HEADER, Header
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import FINISHED
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start

@@ -18,7 +18,8 @@ from fedkeel.flower.export import LEFT_OUT
 from fedkeel.flower.local.processes import NAME, FlowerProcesses
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.records.folder import RunFolder
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import eventually

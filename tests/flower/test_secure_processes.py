@@ -14,7 +14,8 @@ from fedkeel.config import load
 from fedkeel.flower.local import keys
 from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.records.folder import RunFolder
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from in_process_grid import InProcessGrid, header_of, make_nodes, run_on_nodes
 from toys import eventually
 

@@ -20,7 +20,8 @@ from fedkeel.reproduce.outcome import TableLine, table_lines
 from fedkeel.reproduce.pages import TablePage
 from fedkeel.reproduce.plan import TableProgress, TableRequest, TableRun, table_runs
 from fedkeel.reproduce.run_cells import run_cells
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 from reproduce.tiny import TINY, tiny
 from toys import eventually

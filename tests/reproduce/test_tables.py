@@ -27,7 +27,8 @@ from fedkeel.method.grammar import parse
 from fedkeel.reproduce.catalogue import load, names, read
 from fedkeel.reproduce.estimate import data_size, has_known_size
 from fedkeel.reproduce.table import PaperTable, merge_settings
-from fedkeel.runner.prepare import prepare, task
+from fedkeel.runner.ingredients import task
+from fedkeel.runner.prepare import prepare
 from fedkeel.task.models import make
 from reproduce.tiny import TINY, tiny
 

@@ -9,7 +9,8 @@ import torch
 
 from fedkeel import config
 from fedkeel.errors import RunError
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 

@@ -11,7 +11,8 @@ from fedkeel.config import load
 from fedkeel.data.read import inputs as loading
 from fedkeel.errors import CompositionError, ConfigError, DataError, FedkeelError, ModelError
 from fedkeel.runner import prepare as preparing
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.task import models
 from fedkeel.task.models import make
 

@@ -23,7 +23,7 @@ from fedkeel.errors import DataError, TrainingError
 from fedkeel.records.doctor import DoctorRecord, Finding
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.doctor_page import render_doctor_page
-from fedkeel.runner.prepare import gather
+from fedkeel.runner.ingredients import gather
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.doctor.data import measure_data
 from fedkeel.study.doctor.examine import examine

@@ -25,7 +25,8 @@ from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, T
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import ACCURACY, MetricInfo
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import REUSED, ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.compare import compare

@@ -46,7 +46,7 @@ def audit(
     from fedkeel.records.audit import write_audit
     from fedkeel.report.audit_page import write_audit_page
     from fedkeel.report.audit_text import terminal_page
-    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.ingredients import gather
     from fedkeel.study.audit.examine import examine
 
     chosen: dict[str, Any] = {

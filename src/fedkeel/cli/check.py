@@ -15,8 +15,9 @@ def check(source: ExperimentSource, as_json: bool = JSON) -> None:
     from fedkeel.cost.memory import check_disk
     from fedkeel.memory import format_bytes
     from fedkeel.records.run_record import to_json
+    from fedkeel.runner.ingredients import gather
     from fedkeel.runner.manifest import describe_run
-    from fedkeel.runner.prepare import gather, prepare
+    from fedkeel.runner.prepare import prepare
 
     experiment = read_experiment(source)
     prepared = prepare(experiment, gather(experiment))

@@ -50,7 +50,7 @@ def compare(
     from fedkeel.report.client_gains import terminal_client_table
     from fedkeel.report.page import write_report
     from fedkeel.report.tables import terminal_table
-    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.ingredients import gather
     from fedkeel.study.compare import compare as compare_methods
 
     experiment = read_experiment(source, diagnose=diagnose)

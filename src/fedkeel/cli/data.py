@@ -105,7 +105,7 @@ def _lines(console: Console, seconds: float = 10.0) -> Show:
 def inspect(source: ExperimentSource, as_json: bool = JSON) -> None:
     """Show how an experiment divides its data: sizes, and each client's labels."""
     from fedkeel.cli.experiment import read_experiment
-    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.ingredients import gather
 
     experiment = read_experiment(source)
     federation = gather(experiment).clients(experiment.seed)

@@ -46,7 +46,7 @@ def doctor(
     from fedkeel.records.files import write_text
     from fedkeel.report.doctor_page import write_doctor_page
     from fedkeel.report.doctor_text import terminal_page
-    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.ingredients import gather
     from fedkeel.runner.progress import WithoutScores
     from fedkeel.study.doctor.examine import examine
 

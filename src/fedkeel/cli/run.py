@@ -44,7 +44,8 @@ def run(
     from fedkeel.report.runs import load_runs
     from fedkeel.report.tables import terminal_table
     from fedkeel.runner.features import callbacks_of
-    from fedkeel.runner.prepare import gather, prepare
+    from fedkeel.runner.ingredients import gather
+    from fedkeel.runner.prepare import prepare
     from fedkeel.runner.progress import progress_display, run_name
     from fedkeel.runner.start import start
     from fedkeel.study.comparison import Comparison

@@ -36,7 +36,7 @@ def tune(
 
     from fedkeel.cli.experiment import read_experiment, shown_progress
     from fedkeel.method.grammar import split_expressions
-    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.ingredients import gather
     from fedkeel.study.tune import tune as search
     from fedkeel.study.tuning_result import experiment_files
     from fedkeel.study.tuning_table import tuning_table

@@ -9,7 +9,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.read.load import check_augment
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError
-from fedkeel.runner.prepare import task
+from fedkeel.runner.ingredients import task
 
 CLASSES_LOSS = "cross_entropy"
 """The loss that needs names of labels, which every node numbers in the same way."""

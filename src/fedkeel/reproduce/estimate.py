@@ -33,7 +33,8 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.report.formatting import format_duration
 from fedkeel.reproduce.plan import CellKey, TableRun
 from fedkeel.reproduce.table import PaperTable
-from fedkeel.runner.prepare import prepare, task
+from fedkeel.runner.ingredients import task
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 
 SPEED_FILE = "speed.json"

@@ -18,7 +18,8 @@ from fedkeel.records.audit import write_audit
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Status
 from fedkeel.reproduce.plan import TableRun
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.audit.examine import examine

@@ -18,7 +18,7 @@ from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.reproduce.plan import CellKey, TableRequest, TableRun, digest, table_runs
 from fedkeel.reproduce.table import PaperTable
-from fedkeel.runner.prepare import gather
+from fedkeel.runner.ingredients import gather
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.tune import tune
 

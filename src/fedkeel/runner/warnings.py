@@ -24,9 +24,9 @@ from fedkeel.method.parts.scaffnew import Scaffnew
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.roles import LocalWork
 from fedkeel.method.server_round import server_message
+from fedkeel.runner.batch_checks import error_on_one_example, has_batch_of
 from fedkeel.runner.defence_warnings import defence_warnings, rounds_without_reserve
 from fedkeel.runner.features import feature_kinds
-from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.runner.split_warnings import is_from_catalogue, split_warnings
 from fedkeel.runner.task_warnings import task_warnings
 from fedkeel.task.losses import OF_QUANTITIES, is_plain_cross_entropy, loss_name

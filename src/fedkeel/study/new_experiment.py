@@ -20,7 +20,8 @@ from fedkeel.data.read.tables import TABLE_SUFFIXES
 from fedkeel.data.values import only_tensor
 from fedkeel.errors import ConfigError, counted
 from fedkeel.named_files import expanded, writing
-from fedkeel.runner.prepare import ingredients, prepare
+from fedkeel.runner.ingredients import ingredients
+from fedkeel.runner.prepare import prepare
 from fedkeel.study.new_model import IMAGE, LABELS, QUANTITY
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")

@@ -21,7 +21,8 @@ from fedkeel.flower.local.processes import FlowerProcesses
 from fedkeel.method.round_values import Server
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.checkpoint import packed
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 from toys import alive, eventually, living
 

@@ -26,7 +26,8 @@ from fedkeel.named_files import expanded
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.warnings import find_warnings, node_warnings
 from fedkeel.trust import mark_as_made_here

@@ -20,7 +20,8 @@ from fedkeel.flower.node.signing import read_signing
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.named_files import expanded
 from fedkeel.runner.features import check_nodes
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 
 _KEYS = ("partition-id", "num-partitions", "state", "data", "name", "policy", "key", "peers")
 """Keys of a node's configuration. Other apps on the node may have keys of their own."""

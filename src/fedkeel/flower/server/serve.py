@@ -29,7 +29,8 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.runner.features import callbacks_of, check_nodes
-from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.ingredients import gather
+from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
