@@ -225,6 +225,10 @@ class Evaluation(Settings):
     target: float | None = Field(None, allow_inf_nan=False)
     model: Literal["auto", "global", "personal"] = "auto"
 
+    def clients_are_due(self, round: int, is_end: bool) -> bool:
+        """Return whether clients are scored after a round, which may be the end of the run."""
+        return is_end or (self.clients_every > 0 and round % self.clients_every == 0)
+
 
 class Engine(Settings):
     """What runs the clients. Results do not depend on it, but for `dtype` and `precision`.

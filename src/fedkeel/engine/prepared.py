@@ -29,6 +29,9 @@ RUNNING_STATISTICS = ("running_mean", "running_var")
 StatePlace = Literal["memory", "disk"]
 """Where the clients' state lives."""
 
+Judged = Literal["global", "personal"]
+"""Which model a run is judged by."""
+
 
 @dataclass(frozen=True)
 class Ingredients:
@@ -70,6 +73,8 @@ class Draft:
         step_size: updates that make a step of the server; None: those of the clients of a round.
         is_baseline: whether the run sends nothing, and methods are compared to it.
         keeps_updates: whether the updates of single clients are kept, see `TrainingSetup`.
+        judges: the model by which the run is judged: the ``global`` one, or each client's
+            ``personal`` one.
         features: the features so far.
     """
 
@@ -84,6 +89,7 @@ class Draft:
     step_size: int | None = None
     is_baseline: bool = False
     keeps_updates: bool = False
+    judges: Judged = "global"
     features: tuple[object, ...] = ()
 
     def with_feature(self, feature: object) -> Draft:
@@ -110,6 +116,8 @@ class Prepared:
         unseen: where values of the user's code are that could not be read in full, so that the
             run is never taken for an earlier one.
         is_baseline: whether the run sends nothing, and methods are compared to it.
+        judges: the model by which the run is judged: the ``global`` one, or each client's
+            ``personal`` one.
         data_digest: digest of the examples as they were given; features may have changed them.
         step_size: updates that make a step of the server; None: those of the clients of a round.
         features: what the run does beside training.
@@ -128,6 +136,7 @@ class Prepared:
     state: StatePlace = "memory"
     unseen: tuple[str, ...] = ()
     is_baseline: bool = False
+    judges: Judged = "global"
     data_digest: str = ""
     step_size: int | None = None
     features: tuple[object, ...] = ()
@@ -173,13 +182,6 @@ class Prepared:
         if training.buffers == "local":
             names += [k for k in training.network.buffers if k.endswith(RUNNING_STATISTICS)]
         return names
-
-    @property
-    def judges_personal_models(self) -> bool:
-        """Whether the scores of a round are those of the clients' personal models."""
-        model = self.settings.evaluation.model
-        is_default = bool(self.setup.training.personal) and not self.is_baseline
-        return model == "personal" or (model == "auto" and is_default)
 
     @property
     def plan(self) -> Plan:

@@ -10,6 +10,7 @@ FEATURES = (
     "fedkeel.features.attackers.declaration:AttackersDeclaration",
     "fedkeel.features.budget.declaration:PrivacyDeclaration",
     "fedkeel.features.stop.declaration:StopDeclaration",
+    "fedkeel.features.personal.declaration:PersonalDeclaration",
     "fedkeel.features.track.declaration:TrackDeclaration",
 )
 """Import path of the declaration of each feature, in the order in which they wrap a run."""

@@ -75,17 +75,18 @@ class Hooks(Callback):
         """
         return None
 
-    def client_scores(
-        self, row: RoundRecord, engine: TrainingEngine, server: Server
-    ) -> RoundRecord | None:
-        """Return the record with scores of each client; None where the global model has them.
+    def concluded(
+        self, row: RoundRecord, engine: TrainingEngine, server: Server, is_end: bool
+    ) -> RoundRecord:
+        """Return the record once it is known whether the run ends, with further scores.
 
         Args:
-            row: the record of a round.
+            row: the record of a round, with the scores by which the run is judged if they are due.
             engine: keeps what clients keep.
             server: after the round.
+            is_end: whether this round is the last one.
         """
-        return None
+        return row
 
     def answers(self, engine: TrainingEngine, server: Server) -> Answers | None:
         """Return what the models by which the run is judged answer; None of the global model.
@@ -162,6 +163,15 @@ def scored(hooks: Sequence[Hooks], row: RoundRecord, server: Server) -> RoundRec
     """Return the record of a round with what all features add to its test scores."""
     for each in hooks:
         row = each.scored(row, server)
+    return row
+
+
+def concluded(
+    hooks: Sequence[Hooks], row: RoundRecord, engine: TrainingEngine, server: Server, is_end: bool
+) -> RoundRecord:
+    """Return the record of a round with what all features add once it is known if the run ends."""
+    for each in hooks:
+        row = each.concluded(row, engine, server, is_end)
     return row
 
 

@@ -26,12 +26,8 @@ from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
 from fedkeel.runner.checkpoint import Checkpoints
 from fedkeel.runner.engines import make, server_device, state_folder
-from fedkeel.runner.evaluate import (
-    with_client_scores,
-    with_personal_scores,
-    with_test_scores,
-)
-from fedkeel.runner.feature_hooks import recorded, scored, timed
+from fedkeel.runner.evaluate import judged
+from fedkeel.runner.feature_hooks import concluded, recorded, timed
 from fedkeel.runner.features import hooks_of
 from fedkeel.runner.finish import ended, finish, server_on_processor
 from fedkeel.runner.result import Result
@@ -132,7 +128,8 @@ class RoundLoop:
         if saved is None:
             if self._folder is not None:
                 self._folder.keep_rows(-1)
-            row = self._with_test_scores(recorded(self._hooks, RoundRecord(0)), engine)
+            row = recorded(self._hooks, RoundRecord(0))
+            row = judged(self._hooks, row, engine, self._prepared, self._server)
             self._clock.lap("evaluation")
             self._add(timed(self._hooks, replace(row, seconds=self._clock.restart())))
         for row in self._rows:
@@ -205,34 +202,12 @@ class RoundLoop:
 
     def _evaluate(self, engine: TrainingEngine, row: RoundRecord) -> RoundRecord:
         """Return the row with the scores that are due: all of them after the last round."""
-        evaluation = self._settings.evaluation
         is_last = row.round == self._settings.rounds
-        if is_last or row.round % evaluation.every == 0:
-            row = self._with_test_scores(row, engine)
+        if is_last or row.round % self._settings.evaluation.every == 0:
+            row = judged(self._hooks, row, engine, self._prepared, self._server)
         self._stop_reason = self._callbacks.stop_reason(row)
-        every = evaluation.clients_every
-        if is_last or self._stop_reason or (every and row.round % every == 0):
-            row = self._with_client_scores(row, engine)
-        return row
-
-    def _with_test_scores(self, row: RoundRecord, engine: TrainingEngine) -> RoundRecord:
-        for each in self._hooks:
-            if (judged := each.judged(row, engine, self._server)) is not None:
-                return judged
-        if self._prepared.judges_personal_models:
-            return with_personal_scores(row, engine, self._prepared, self._server, judged=True)
-        row = with_test_scores(row, engine, self._setup, self._server)
-        return scored(self._hooks, row, self._server)
-
-    def _with_client_scores(self, row: RoundRecord, engine: TrainingEngine) -> RoundRecord:
-        for each in self._hooks:
-            if (scored := each.client_scores(row, engine, self._server)) is not None:
-                return scored
-        if self._plan.has_personal_models and row.personal is None:
-            row = with_personal_scores(row, engine, self._prepared, self._server, judged=False)
-        if self._setup.training.personal:  # the global model is not whole
-            return row
-        return with_client_scores(row, engine, self._prepared, self._server)
+        is_end = is_last or bool(self._stop_reason)
+        return concluded(self._hooks, row, engine, self._server, is_end)
 
     def _model(self) -> GlobalModel:
         return GlobalModel(self._setup.training.network, self._server.params, self._server.buffers)

@@ -80,7 +80,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             score=setup.metrics.score_name,
             like="" if known is network.task_loss else loss_name(known),
         ),
-        judges="personal" if prepared.judges_personal_models else "global",
+        judges=prepared.judges,
         client_parameters=prepared.client_parameters,
         new_clients=new_clients(settings.cohort, len(prepared.clients), settings.seed).tolist(),
         data=_data_record(prepared),

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from fedkeel.data.values import only_tensor
-from fedkeel.engine.base import ServerModel, TrainingEngine
+from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.method.round_values import Server
 from fedkeel.records.pictures import (
@@ -21,7 +21,7 @@ from fedkeel.records.pictures import (
     MeanCurve,
     Pictures,
 )
-from fedkeel.runner.evaluate import evaluate_model, evaluate_pooled
+from fedkeel.runner.evaluate import evaluate_model
 from fedkeel.runner.feature_hooks import Answers, Hooks
 
 
@@ -79,9 +79,4 @@ def _answers(
     for each in hooks:
         if (answers := each.answers(engine, server)) is not None:
             return answers
-    if not prepared.judges_personal_models:
-        return Answers(evaluate_model(engine, prepared.setup, server, "pictures").states)
-    if not prepared.engine_has_clients:
-        return Answers(evaluate_pooled(prepared, server, of_pictures=True).states)
-    model = ServerModel(server.params, server.buffers, server.round)
-    return Answers(engine.count_personal(prepared.setup, model))
+    return Answers(evaluate_model(engine, prepared.setup, server, "pictures").states)

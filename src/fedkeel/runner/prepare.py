@@ -147,6 +147,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         draft.make_server_seed,
         unseen=unseen,
         is_baseline=draft.is_baseline,
+        judges=draft.judges,
         data_digest=given.data.fingerprint(),
         step_size=draft.step_size,
         features=draft.features,

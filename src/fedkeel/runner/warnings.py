@@ -65,7 +65,6 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *_label_warnings(prepared),
         *split_warnings(federation, prepared.setup.test),
         *_names_that_nearly_agree(federation),
-        _judged_on_training_examples(prepared),
         _unscaled_columns(data) or _swapped_series_axes(data),
         *task_warnings(prepared),
         _generator_that_is_set(prepared),
@@ -277,17 +276,6 @@ def _are_plain_numbers(names: Sequence[str]) -> bool:
     digits = "".join(names)
     with_zero = [name for name in names if name[:1] in ("0", "")]
     return digits.isascii() and digits.isdecimal() and with_zero in ([], ["0"])
-
-
-def _judged_on_training_examples(prepared: Prepared) -> str:
-    """Return a warning where personal models are scored on what they are trained on."""
-    is_scored = prepared.judges_personal_models or prepared.plan.has_personal_models
-    if not is_scored or prepared.setup.federation.holdout_rows is not None:
-        return ""
-    return (
-        "personal models are scored on the examples that they are trained on, as clients hold none "
-        "out: a model that has memorised them looks best. Set partition.holdout, such as 0.3"
-    )
 
 
 def _single_class(data: Dataset) -> str:

@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedkeel.engine.base import PersonalScores, ServerModel, TrainingEngine, TrainingSetup
+from fedkeel.engine.base import PersonalScores, ServerModel, TrainingEngine
 from fedkeel.engine.evaluation import scores_by_group
+from fedkeel.engine.prepared import Prepared
+from fedkeel.features.personal.scores import score_columns
 from fedkeel.method.local_training import BUFFERS, PERSONAL
 from fedkeel.method.round_values import Server
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.runner.evaluate import score_columns
 from fedkeel.runner.feature_hooks import Answers, Hooks
 from fedkeel.tree import Tree, tensors
 
@@ -25,14 +26,16 @@ class ClientModels(Hooks):
     Clients without training examples have no model. A client that has not trained yet has the
     initial one. A model is scored on the test set again only after it has trained.
 
+    Where personal models are judged, they are judged on their clients' own examples, all clients
+    together, in place of the test set.
+
     Args:
-        setup: method, model, data and seed.
-        judged_on_own: whether the models are judged on their clients' own examples, all clients
-            together, in place of the test set.
+        prepared: the run.
     """
 
-    def __init__(self, setup: TrainingSetup, judged_on_own: bool = False) -> None:
-        self._setup, self._judged_on_own = setup, judged_on_own
+    def __init__(self, prepared: Prepared) -> None:
+        self._setup, self._judged_on_own = prepared.setup, prepared.judges == "personal"
+        self._evaluation = prepared.settings.evaluation
         self._test: dict[int, tuple[int, list[Scores]]] = {}  # steps done, scores, by client
         self._initial: list[Scores] | None = None
 
@@ -52,10 +55,12 @@ class ClientModels(Hooks):
         sources = dict(zip(names, by_source, strict=True)) if len(names) > 1 else {}
         return replace(row, test=total, sources=sources or row.sources)
 
-    def client_scores(
-        self, row: RoundRecord, engine: TrainingEngine, server: Server
+    def concluded(
+        self, row: RoundRecord, engine: TrainingEngine, server: Server, is_end: bool
     ) -> RoundRecord:
-        """Return the row with the scores of each client's model on its own examples, [C]."""
+        """Return the row with the scores of each client's model on its own examples, if due."""
+        if not self._evaluation.clients_are_due(row.round, is_end):
+            return row
         scores = self._own_scores(engine, row.round).per_client
         return replace(row, per_client=score_columns(scores, self._setup))
 

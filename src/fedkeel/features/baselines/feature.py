@@ -49,4 +49,4 @@ class Baseline(Feature):
         """Return what scores the models of all clients, where each client trains alone."""
         if self.settings.method != LOCAL:
             return None
-        return ClientModels(prepared.setup, prepared.judges_personal_models)
+        return ClientModels(prepared)

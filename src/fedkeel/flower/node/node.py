@@ -346,7 +346,7 @@ class Node:
         setup = self.prepared.setup
         setup = replace(setup, metrics=setup.metrics.of_pictures())
         records = RecordDict({HEADER: request.record()})
-        if self.prepared.judges_personal_models:
+        if self.prepared.judges == "personal":
             for client, states, _ in self._personal_states(setup, request, message):
                 records[of_client(SCORES, client)] = sums_record(states)
             return records
