@@ -39,9 +39,9 @@ from fedkeel.runner.batch_checks import (
     check_evaluation_of_one,
     check_round_length,
 )
+from fedkeel.runner.data_checks import check_test_targets, matched_test_set
 from fedkeel.runner.features import divided, features_asked_for, features_of
 from fedkeel.runner.identity import key_of
-from fedkeel.runner.test_set import check_test_targets, matched_test_set
 from fedkeel.secure.legality import check_secure_aggregation
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
