@@ -34,6 +34,7 @@ from fedkeel.config.search_space import Range, Value
 from fedkeel.config.settings import Experiment
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.features.budget.policy import Policy
+from fedkeel.features.secure.legality import refusal
 from fedkeel.method.checks import INTERNAL_MEMBERS
 from fedkeel.method.context import ClientInfo, Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.docs.bibliography import reference
@@ -59,7 +60,6 @@ from fedkeel.method.roles import ROLES, SLOTS
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord
-from fedkeel.secure.legality import refusal
 from fedkeel.solve.span import Span
 from fedkeel.study.footprint import footprint, footprint_lines
 from fedkeel.task.batch import Batch, Output

@@ -23,7 +23,7 @@ from fedkeel.report.page import write_report
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressLines
 from fedkeel.runner.start import start
-from fedkeel.runner.warnings import find_warnings, node_warnings
+from fedkeel.runner.warnings import find_warnings
 from toys import Mapped, Net, of_sizes, prepared
 
 
@@ -418,13 +418,14 @@ def test_a_share_of_replies_that_is_all_of_them() -> None:
         assert len(found) == bool(told)
         assert all(text.startswith(told) for text in found)
     of_three = prepared(per_round=3, flower=config.Flower(quorum=0.8, enough=0.9))
-    assert node_warnings(of_three) == [
+    assert find_warnings(replace(of_three, on_nodes=True)) == [
         "flower.quorum = 0.8 of 3 clients is rounded up to all of them, so that one silent node "
         "stops the run; give at most 0.666",  # and not 0.667, of which 3 are more than 2
         "flower.enough = 0.9 of 3 clients is rounded up to all of them, so that nobody is left "
         "out; give at most 0.666",
     ]
-    assert node_warnings(prepared(per_round=3, flower=config.Flower(quorum=0.666))) == []
+    enough_left = prepared(per_round=3, flower=config.Flower(quorum=0.666))
+    assert find_warnings(replace(enough_left, on_nodes=True)) == []
     assert not any("flower." in text for text in find_warnings(of_three))
     alone = prepared(per_round=1, system=config.System(enough=0.9))
     assert not any("system.enough" in text for text in find_warnings(alone))

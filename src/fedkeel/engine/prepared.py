@@ -120,6 +120,7 @@ class Prepared:
             ``personal`` one.
         data_digest: digest of the examples as they were given; features may have changed them.
         step_size: updates that make a step of the server; None: those of the clients of a round.
+        on_nodes: whether a federation of real nodes makes the run, and no simulation.
         features: what the run does beside training.
     """
 
@@ -139,6 +140,7 @@ class Prepared:
     judges: Judged = "global"
     data_digest: str = ""
     step_size: int | None = None
+    on_nodes: bool = False
     features: tuple[object, ...] = ()
 
     def feature(self, kind: type[_F]) -> _F | None:

@@ -9,6 +9,7 @@ FEATURES = (
     "fedkeel.features.time.declaration:SystemDeclaration",
     "fedkeel.features.attackers.declaration:AttackersDeclaration",
     "fedkeel.features.budget.declaration:PrivacyDeclaration",
+    "fedkeel.features.secure.declaration:SecureSumsDeclaration",
     "fedkeel.features.stop.declaration:StopDeclaration",
     "fedkeel.features.personal.declaration:PersonalDeclaration",
     "fedkeel.features.track.declaration:TrackDeclaration",

@@ -18,7 +18,6 @@ from fedkeel.method.grammar import parse
 from fedkeel.named_code import VARIABLE, place_of
 from fedkeel.named_files import writing
 from fedkeel.runner.features import check_nodes
-from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.source_digest import imported_modules
 from fedkeel.task.models import builder
 from fedkeel.version import __version__
@@ -68,10 +67,8 @@ def export(experiment: Experiment, out: Path) -> list[str]:
         RunError: the folder is not empty, or cannot be written to; or a module of the user has the
             name of the app's package.
     """
-    plan = parse(experiment.method, weights=experiment.weights)
+    parse(experiment.method, weights=experiment.weights)
     check_nodes(experiment)
-    if experiment.flower.secure_aggregation:
-        refuse_single_updates(plan)
     builder(experiment.model.name)
     is_on_nodes(experiment)
     modules = user_modules(experiment)

@@ -19,11 +19,11 @@ from pydantic import Field
 from fedkeel.config import Settings
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.spec import TensorSpec
+from fedkeel.features.secure.fixed_point import in_range
+from fedkeel.features.secure.participant import Commitments, PublicKeys, Revealed
 from fedkeel.flower.protocol import MessageSpecs, Request
 from fedkeel.flower.wire import Header
 from fedkeel.method.round_values import Reply, uploaded_state
-from fedkeel.secure.fixed_point import in_range
-from fedkeel.secure.participant import Commitments, PublicKeys, Revealed
 from fedkeel.tree import State, Tree, unwalk, walk
 
 KEYS, SHARES, MASKED, UNMASK = "train.keys", "train.shares", "train.masked", "train.unmask"

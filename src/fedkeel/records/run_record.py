@@ -327,8 +327,6 @@ class RunRecord:
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
         warnings: what a user should know about the run, such as that rounding may decide it.
-        secure_sums: in a federation with secure aggregation, of how many nodes each sum is, in
-            words; not there without.
         best_model: ``round`` and ``score`` of the model in model-best.safetensors, and what it was
             ``chosen_on``; None before a model was scored.
         message: why a run failed, was interrupted, or ended before its last round, else "".
@@ -365,7 +363,6 @@ class RunRecord:
     new_clients: list[Count] = field(default_factory=list)
     earlier_keys: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     warnings: list[str] = field(default_factory=list)
-    secure_sums: str = field(default="", metadata=_OPTIONAL)
     best_model: BestModel | None = None
     message: str = ""
     digests: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)
@@ -403,7 +400,6 @@ class RunRecord:
             "training": [self.rounds, self.participation, self.local, self.weights],
             "task": [task.loss, task.score, [metric.name for metric in task.metrics]],
             "features": self.feature_texts(),
-            "sums": self.secure_sums,
         }
         return json.dumps([self.content(), main], sort_keys=True, default=str)
 

@@ -168,7 +168,6 @@ def main_settings(record: RunRecord) -> dict[str, str]:
         "score": record.score.label,
         "metrics": ", ".join(metric.label for metric in record.task.metrics),
         **record.feature_texts(),
-        **({"secure sums": record.secure_sums} if record.secure_sums else {}),
     }
 
 

@@ -86,6 +86,8 @@ def ways(part: CohortTransform | Reduction, count: int, broken: int) -> str:
 
 def rounds_without_reserve(prepared: Prepared) -> Iterator[str]:
     """Yield warnings where shares of replies in a federation of nodes are rounded up to all."""
+    if prepared.is_baseline or not prepared.on_nodes:
+        return
     flower = prepared.settings.flower
     yield share_of_all(
         "flower.quorum", flower.quorum, prepared, "so that one silent node stops the run"

@@ -116,6 +116,8 @@ class Feature:
     def identity(self, values: Any) -> Any:  # noqa: ANN401 - JSON
         """Return what the key of the run is to have of this feature; None for nothing.
 
+        Of a feature without a table of its own these are facts by name, beside the settings.
+
         Args:
             values: its table of settings as JSON; None where there is none.
         """

@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Mapping
 
-from fedkeel.base.feature import declarations
+from fedkeel.base.feature import declarations, declared_tables
 from fedkeel.engine.prepared import Prepared
 from fedkeel.runner.features import features_of
 from fedkeel.tree import walk
@@ -52,10 +52,10 @@ def key_of(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> s
         for table, feature in features_of(prepared).items()
         if declarations()[table].decides_numbers
     }
-    for table in declarations():
+    for table in declared_tables():
         settings.pop(table, None)
         if identities.get(table) is not None:
-            settings[table] = identities[table]
+            settings[table] = identities.pop(table)
     setup, clients = prepared.setup, prepared.clients
     digest = hashlib.blake2b(digest_size=8)
     identity = {
@@ -71,8 +71,8 @@ def key_of(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> s
         "metrics": setup.metrics.describe(),
         "own": user_parts,
     }
-    if prepared.settings.flower.secure_aggregation:
-        identity["sums"] = "secure"
+    for facts in identities.values():  # of features without a table
+        identity |= facts or {}
     if prepared.unseen:
         identity["only once"] = secrets.token_hex(16)
     digest.update(json.dumps(identity, sort_keys=True).encode())

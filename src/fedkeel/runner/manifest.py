@@ -34,7 +34,7 @@ from fedkeel.records.run_record import (
 )
 from fedkeel.records.score import MetricInfo, TaskRecord
 from fedkeel.runner.features import features_of
-from fedkeel.runner.warnings import find_warnings, node_warnings, simulated_sums
+from fedkeel.runner.warnings import find_warnings
 from fedkeel.task.losses import loss_name, named_like
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
@@ -52,7 +52,6 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
     parts, known = plan.parts or (), named_like(network.task_loss)
     described = (feature.description(prepared) for feature in features_of(prepared).values())
     is_here = federation.how["kind"] != "nodes"
-    on_nodes = engine is not None and engine.kind == "flower"
     has_histogram = is_here and not is_large(len(federation), federation.data.classes)
     targets = (feature.target for feature in features_of(prepared).values())
     return RunRecord(
@@ -102,16 +101,12 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         engine=engine or choose_engine(prepared),
         environment=environment(),
         estimate=estimate_run(prepared),
-        warnings=[
-            *find_warnings(prepared),
-            *(node_warnings(prepared) if on_nodes else simulated_sums(prepared)),
-        ],
+        warnings=find_warnings(prepared),
         features={
             table: value
             for table, feature in features_of(prepared).items()
             if (value := feature.record(prepared)) is not None
         },
-        secure_sums=_secure_text(prepared) if on_nodes else "",
     )
 
 
@@ -174,17 +169,6 @@ def _local_text(local: config.Local, part: Part | None) -> str:
     if schedule.warmup:
         texts.append(f"warm-up {schedule.warmup:g} rounds")
     return ", ".join(texts)
-
-
-def _secure_text(prepared: Prepared) -> str:
-    flower = prepared.settings.flower
-    if not flower.secure_aggregation:
-        return ""
-    least = f"at least {flower.secure_minimum} nodes and over" if flower.secure_minimum else "over"
-    text = f"the server saw sums of updates alone, each of {least} half of the nodes"
-    if prepared.plan.reduction.sum_noise() > 0.0:
-        text += "; clients added the noise of the privacy budget"
-    return text
 
 
 def _participation_text(prepared: Prepared) -> str:

@@ -42,7 +42,6 @@ from fedkeel.runner.batch_checks import (
 from fedkeel.runner.data_checks import check_test_targets, matched_test_set
 from fedkeel.runner.features import divided, features_asked_for, features_of
 from fedkeel.runner.identity import key_of
-from fedkeel.secure.legality import check_secure_aggregation
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -106,9 +105,6 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     per_round = draft.cohort.size(len(federation))
     population = Population.of(network, len(federation), draft.step_size or per_round)
     check_sampling(plan, training.local)
-    if settings.flower.secure_aggregation:
-        nodes = settings.flower.secure_minimum
-        check_secure_aggregation(settings.method, training, nodes, len(federation))
     setup = TrainingSetup(
         training,
         federation,

@@ -49,12 +49,13 @@ def find_warnings(prepared: Prepared) -> list[str]:
     """Return the warnings about a run; about the data none where only the nodes see them."""
     federation = prepared.setup.federation
     of_features = [text for kind in feature_kinds().values() for text in kind.warnings(prepared)]
-    privacy = [*of_features, *defence_warnings(prepared)]
+    defences = [*defence_warnings(prepared), *rounds_without_reserve(prepared)]
     if federation.how["kind"] == "nodes":
-        return list(filter(None, privacy))
+        return list(filter(None, [*of_features, *defences]))
     data = federation.data
     warnings = (
-        *privacy,
+        *of_features,
+        *defences,
         *data.warnings,
         *_unused_settings(prepared.settings),
         _optimiser_that_is_not_used(prepared),
@@ -74,49 +75,6 @@ def find_warnings(prepared: Prepared) -> list[str]:
         _large_server_memory(prepared),
     )
     return [message for message in warnings if message]
-
-
-def node_warnings(prepared: Prepared) -> list[str]:
-    """Return the warnings about a run that hold in a federation of nodes, and in no simulation."""
-    if prepared.is_baseline:
-        return []
-    warnings = (*rounds_without_reserve(prepared), _unbounded_sums(prepared))
-    return [message for message in warnings if message]
-
-
-def _unbounded_sums(prepared: Prepared) -> str:
-    """Return how far a single node of a federation can move a secure sum, where nothing says so."""
-    flower = prepared.settings.flower
-    if not flower.secure_aggregation:
-        return ""
-    if flower.secure_norm is None:
-        return (
-            "flower.secure_aggregation without flower.secure_norm: nobody sees a single update, so "
-            "nothing bounds one. A broken or malicious node can move each number of the model by "
-            "up to 2^20 in a round; set secure_norm to have updates bounded at the nodes, and the "
-            "sum at the server"
-        )
-    return (
-        f"flower.secure_norm = {flower.secure_norm:g} is checked by each node for itself, and of "
-        "the sum by the server: a malicious node that does not keep to it can use up what the "
-        "others leave of the sum's bound"
-    )
-
-
-def simulated_sums(prepared: Prepared) -> list[str]:
-    """Return what a simulation does in place of secure sums."""
-    if not prepared.settings.flower.secure_aggregation or prepared.is_baseline:
-        return []
-    text = (
-        "flower.secure_aggregation: a simulation adds updates up without masks; in a federation "
-        "the same sums are rounded to multiples of 2^-42"
-    )
-    if prepared.plan.reduction.sum_noise() > 0.0:
-        text += (
-            ", and each client adds noise for the smallest cohort that flower.quorum allows, so "
-            "with more clients there is more noise than here"
-        )
-    return [text]
 
 
 def _label_warnings(prepared: Prepared) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from fedkeel import config
 from fedkeel.config import load
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, TrainingError
+from fedkeel.features.secure.primitives import SecureSumError, new_key, public_key
 from fedkeel.flower.apps import read_experiment
 from fedkeel.flower.export import export
 from fedkeel.flower.local import watcher
@@ -40,7 +41,6 @@ from fedkeel.flower.node.sums_only import app_name
 from fedkeel.flower.protocol import Agreement
 from fedkeel.flower.secure_protocol import SECURE, NodeKeys
 from fedkeel.flower.wire import HEADER, WireError
-from fedkeel.secure.primitives import SecureSumError, new_key, public_key
 from in_process_grid import InProcessGrid, header_of, make_nodes, run_on_nodes, with_header
 from toys import federation, prepared
 

@@ -19,6 +19,9 @@ from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import RunError, TrainingError
+from fedkeel.features.secure.fixed_point import LARGEST, decoded, encoded
+from fedkeel.features.secure.legality import refusal
+from fedkeel.features.secure.primitives import SecureSumError
 from fedkeel.flower.node import node as node_module
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.secure_sums import with_noise
@@ -30,14 +33,10 @@ from fedkeel.method.registry import REGISTRY
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.runs import main_settings
 from fedkeel.runner import loop
 from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.result import Result
-from fedkeel.secure.fixed_point import LARGEST, decoded, encoded
-from fedkeel.secure.legality import refusal
-from fedkeel.secure.primitives import SecureSumError
 from in_process_grid import InProcessGrid, changed, header_of, make_nodes, run_on_nodes
 from toys import MARK, NaN, Net, federation, prepared
 
@@ -48,10 +47,9 @@ CLIENTS = 5
 def run(method: str, secure: bool = True, **more: object) -> Prepared:
     """A run of five clients."""
     flower = {k: more.pop(k) for k in ("secure_minimum", "secure_norm", "quorum") if k in more}
-    values = {"dtype": "float64", "clients": federation(CLIENTS), "per_round": CLIENTS, **more}
-    made = prepared(method, **values)  # type: ignore[arg-type]
     quick = QUICK.model_copy(update={"secure_aggregation": secure, **flower})
-    return replace(made, settings=made.settings.model_copy(update={"flower": quick}))
+    values = {"dtype": "float64", "clients": federation(CLIENTS), "per_round": CLIENTS, **more}
+    return prepared(method, flower=quick, **values)  # type: ignore[arg-type]
 
 
 def node_of(client: int) -> int:
@@ -232,15 +230,15 @@ def test_more_nodes_can_be_asked_for(tmp_path: Path) -> None:
 
 def test_the_record_says_that_sums_were_secure_and_a_simulation_that_they_are_not() -> None:
     made = run("fedavg", secure_minimum=4)
-    record = describe_run(made, EngineChoice(kind="flower"))
+    record = describe_run(replace(made, on_nodes=True))
     assert "at least 4 nodes" in record.secure_sums
     assert record.secure_sums in main_settings(record).values()
     simulated = describe_run(made)
-    assert simulated.secure_sums == ""
+    assert simulated.secure_sums is None
     assert [text for text in simulated.warnings if "without masks" in text]
     assert not [text for text in record.warnings if "without masks" in text]
     assert [text for text in record.warnings if "nothing bounds one" in text]
-    bounded = describe_run(run("fedavg", secure_norm=3.0), EngineChoice(kind="flower"))
+    bounded = describe_run(replace(run("fedavg", secure_norm=3.0), on_nodes=True))
     assert [
         text for text in bounded.warnings if text.startswith("flower.secure_norm = 3 is checked")
     ]

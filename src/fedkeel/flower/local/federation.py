@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.common.config import parse_config_args
@@ -29,7 +29,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay
-from fedkeel.runner.warnings import find_warnings, node_warnings
+from fedkeel.runner.warnings import find_warnings
 from fedkeel.trust import mark_as_made_here
 
 STATUS_SECONDS = 10.0
@@ -107,8 +107,7 @@ def run_locally(
             warnings += prepared.setup.federation.data.warnings
     else:
         prepared = prepare(experiment, gather(experiment))
-        warnings = find_warnings(prepared)
-    warnings += node_warnings(prepared)
+    warnings += find_warnings(replace(prepared, on_nodes=True))
     score = prepared.setup.metrics.score
     with RunFolder(flower_folder).alone():  # what follows would end another command's processes
         app = flower_folder / "app"

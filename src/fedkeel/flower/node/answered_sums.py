@@ -22,11 +22,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkeel.features.secure.primitives import SecureSumError
 from fedkeel.flower.node.log import disk_errors
 from fedkeel.flower.node.secure_secrets import NOT_KEPT
 from fedkeel.records.files import synchronise
 from fedkeel.records.lock import waited_for
-from fedkeel.secure.primitives import SecureSumError
 
 LOCK = ".answered-sums.lock"
 FILE = "answered-sums.jsonl"

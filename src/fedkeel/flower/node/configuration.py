@@ -54,12 +54,12 @@ def make_node(
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
     """
     _refuse_misspelled(config)
-    check_nodes(experiment)
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
     folder, policy = state_folder(config), _policy(config)
     check_sent(experiment if installed is None else installed, experiment, policy)
     if policy is not None:
         check_settings(policy, experiment, kind)
+    check_nodes(experiment)  # which may import the method, so after what the server has sent
     signing = read_signing(_file(config, "key"), _file(config, "peers"))
     has_own_data = is_on_nodes(experiment)
     data = config.get("data")

@@ -13,10 +13,10 @@ from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from fedkeel.features.secure.participant import Participant
+from fedkeel.features.secure.primitives import SecureSumError
 from fedkeel.flower.node.log import disk_errors
 from fedkeel.records.files import write_bytes
-from fedkeel.secure.participant import Participant
-from fedkeel.secure.primitives import SecureSumError
 
 SECRETS = "secure-sum-{}.json"
 """File of what a node knows in a sum, by its number: nodes of one machine may share a folder. Only

@@ -18,6 +18,9 @@ from fedkeel.config.flower import smallest_count
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import FedkeelError
+from fedkeel.features.secure.fixed_point import encoded
+from fedkeel.features.secure.participant import Participant, threshold
+from fedkeel.features.secure.primitives import SecureSumError, Words
 from fedkeel.flower.node.answered_sums import AnsweredSums
 from fedkeel.flower.node.secure_secrets import Secrets, SecretsFile
 from fedkeel.flower.node.signing import Signing
@@ -48,9 +51,6 @@ from fedkeel.flower.secure_protocol import (
 )
 from fedkeel.flower.wire import HEADER, TENSORS, WireError, pack
 from fedkeel.method.round_values import Reply
-from fedkeel.secure.fixed_point import encoded
-from fedkeel.secure.participant import Participant, threshold
-from fedkeel.secure.primitives import SecureSumError, Words
 from fedkeel.tree import Tree
 
 NOT_FINITE = "made NaN or infinity, and sent nothing"

@@ -16,8 +16,8 @@ from fedkeel.config import Experiment, Flower
 from fedkeel.errors import RunError
 from fedkeel.features.budget.feature import privacy_of
 from fedkeel.features.budget.policy import PolicyError
+from fedkeel.features.secure.participant import LEAST
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
-from fedkeel.secure.participant import LEAST
 
 FILE = "sums-only-{}.json"
 """File in a node's folder for an app that it has joined for secure sums, by a digest of its name.

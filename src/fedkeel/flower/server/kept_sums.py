@@ -20,6 +20,9 @@ from safetensors.numpy import save_file
 
 from fedkeel.config import Settings
 from fedkeel.errors import RunError
+from fedkeel.features.secure.collector import Collector
+from fedkeel.features.secure.participant import Commitments, Revealed
+from fedkeel.features.secure.primitives import SecureSumError, Words
 from fedkeel.flower.protocol import ClientResult
 from fedkeel.flower.secure_protocol import (
     Hex,
@@ -32,9 +35,6 @@ from fedkeel.flower.secure_protocol import (
 )
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.records.files import synchronise, write_bytes
-from fedkeel.secure.collector import Collector
-from fedkeel.secure.participant import Commitments, Revealed
-from fedkeel.secure.primitives import SecureSumError, Words
 
 FOLDER = "sums"
 """Folder of the kept sums in a run folder."""

@@ -10,6 +10,9 @@ from fedkeel.config.flower import smallest_count
 from fedkeel.data import batches
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.prepared import Prepared
+from fedkeel.features.secure.collector import Collector
+from fedkeel.features.secure.participant import are_usable, threshold
+from fedkeel.features.secure.primitives import SecureSumError
 from fedkeel.flower.protocol import LOST, OK, RESTARTED, ClientResult, Request
 from fedkeel.flower.secure_protocol import (
     BUFFERS,
@@ -40,9 +43,6 @@ from fedkeel.flower.server.secure_exchange import (
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.flower.server.unmasking import Unmasking
 from fedkeel.flower.wire import TENSORS, WireError, unpack
-from fedkeel.secure.collector import Collector
-from fedkeel.secure.participant import are_usable, threshold
-from fedkeel.secure.primitives import SecureSumError
 from fedkeel.tree import tensors
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -34,7 +34,6 @@ from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
-from fedkeel.secure.legality import refuse_single_updates
 from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
@@ -116,10 +115,8 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     """
     check_federation(experiment)
     settings = experiment.flower
-    plan = parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
+    parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
     check_nodes(experiment)
-    if settings.secure_aggregation:
-        refuse_single_updates(plan)
     builder(experiment.model.name)
     check_settings(options.out, experiment)
     connection = NodeConnection(grid, settings)
@@ -143,6 +140,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
         federation = prepared.setup.federation
         digest = federation.data.fingerprint()
         data = {k: ClientData(int(size), digest) for k, size in enumerate(federation.sizes)}
+    prepared = replace(prepared, on_nodes=True)
     membership.require(data, Agreement.of(prepared))
     quorum = smallest_count(settings.quorum, prepared.population.clients)
     membership.wait_for_clients(lambda count: count >= quorum, f"at least {quorum} clients")

@@ -10,6 +10,9 @@ import numpy as np
 from fedkeel.engine.base import ClientJob, TrainedCohort
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
+from fedkeel.features.secure.collector import Collector
+from fedkeel.features.secure.fixed_point import decoded
+from fedkeel.features.secure.primitives import SecureSumError, WrongSecretError
 from fedkeel.flower.secure_protocol import (
     UNMASK,
     SummedReplies,
@@ -21,9 +24,6 @@ from fedkeel.flower.server.asking import round_error
 from fedkeel.flower.server.kept_sums import KeptShares, KeptSum, KeptSums
 from fedkeel.flower.server.secure_exchange import SecureExchange, SkippedRoundError
 from fedkeel.method.round_values import Replies
-from fedkeel.secure.collector import Collector
-from fedkeel.secure.fixed_point import decoded
-from fedkeel.secure.primitives import SecureSumError, WrongSecretError
 from fedkeel.tree import Tree, map_tensors, substate, substates, tensors
 
 UNMASK_STAGE = "unmask"

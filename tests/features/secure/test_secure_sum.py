@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.grammar import parse
-from fedkeel.method.registry import REGISTRY
-from fedkeel.secure.collector import Collector
-from fedkeel.secure.fixed_point import BITS, LARGEST, decoded, encoded
-from fedkeel.secure.legality import refusal, refuse_single_updates
-from fedkeel.secure.participant import Participant, Revealed, threshold
-from fedkeel.secure.primitives import (
+from fedkeel.features.secure.collector import Collector
+from fedkeel.features.secure.fixed_point import BITS, LARGEST, decoded, encoded
+from fedkeel.features.secure.legality import refusal, refuse_single_updates
+from fedkeel.features.secure.participant import Participant, Revealed, threshold
+from fedkeel.features.secure.primitives import (
     SecureSumError,
     WrongSecretError,
     mask,
@@ -25,6 +23,8 @@ from fedkeel.secure.primitives import (
     public_key,
     shared_key,
 )
+from fedkeel.method.grammar import parse
+from fedkeel.method.registry import REGISTRY
 
 SIZE = 500
 

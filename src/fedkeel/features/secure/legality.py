@@ -6,7 +6,6 @@ from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.method.compose import Plan
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability, traits_of
-from fedkeel.records.baselines import BASELINES
 
 ADAPTIVE_NOISE = "dpquantile"
 """The part that adds noise to a second sum, its count, at the server alone."""
@@ -50,13 +49,10 @@ def refusal(plan: Plan) -> Refusal | None:
     return None
 
 
-def check_secure_aggregation(
-    expression: str, training: LocalTraining, nodes: int | None, clients: int
-) -> None:
+def check_sums(training: LocalTraining, nodes: int | None, clients: int) -> None:
     """Refuse a run that cannot do with sums.
 
     Args:
-        expression: the method, or a baseline, which sums nothing at a server.
         training: what clients do.
         nodes: `flower.secure_minimum`.
         clients: C.
@@ -65,8 +61,6 @@ def check_secure_aggregation(
         CompositionError: names the part and the reason.
         ConfigError: no sum can be of so many nodes.
     """
-    if expression in BASELINES:  # which no federation of nodes runs
-        return
     refuse_single_updates(training.plan)
     if nodes is not None and nodes > clients:
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.secure.primitives import SecureSumError, Words
+from fedkeel.features.secure.primitives import SecureSumError, Words
 
 BITS = 42
 """Binary places. A number is rounded to the next multiple of 2^-42, so it is off by 2^-43 at most,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from fedkeel.secure.participant import (
+from fedkeel.features.secure.participant import (
     Commitments,
     PublicKeys,
     Revealed,
@@ -14,7 +14,7 @@ from fedkeel.secure.participant import (
     seed_digest,
     share_digest,
 )
-from fedkeel.secure.primitives import (
+from fedkeel.features.secure.primitives import (
     DIGEST_BYTES,
     SecureSumError,
     Words,

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from fedkeel.secure.primitives import (
+from fedkeel.features.secure.primitives import (
     SecureSumError,
     Words,
     commitment,
