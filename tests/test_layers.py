@@ -349,7 +349,7 @@ PATH_OF_A_ROUND = (
 
 def test_the_path_of_a_round_is_short() -> None:
     lines = [len((SOURCE / file).read_text("utf-8").splitlines()) for file in PATH_OF_A_ROUND]
-    assert sum(lines) <= 1700
+    assert sum(lines) <= 1520
     page = (SOURCE.parents[1] / "docs" / "concepts" / "round.md").read_text("utf-8")
     assert all(f"`{file}`" in page for file in PATH_OF_A_ROUND)
 

@@ -27,9 +27,9 @@ def run(
     callbacks: Sequence[Callback] = (),
     **shared: Unpack[SharedArguments],
 ) -> Result:
-    """Train one method on clients' data: `Simulation.run`, which says what the first five are.
+    """Train one method on clients' data.
 
-    All others are those of `Simulation`.
+    Its arguments are those of `Simulation` and of `Simulation.run`, which says what it raises.
     """
     return Simulation(**shared).run(
         method, seed=seed, out=out, resume=resume, progress=progress, callbacks=callbacks
@@ -47,9 +47,9 @@ def compare(
     callbacks: Sequence[Callback] = (),
     **shared: Unpack[SharedArguments],
 ) -> Comparison:
-    """Train several methods with several seeds, everything else the same: `Simulation.compare`.
+    """Train several methods with several seeds, everything else the same.
 
-    It says what is particular to it; all other arguments are those of `Simulation`.
+    Its arguments are those of `Simulation` and of `Simulation.compare`.
     """
     return Simulation(**shared).compare(
         methods, seeds=seeds, seed=seed, out=out, progress=progress, callbacks=callbacks
@@ -67,9 +67,9 @@ def doctor(
     progress: bool | None = None,
     **shared: Unpack[SharedArguments],
 ) -> DoctorRecord:
-    """Say how clients differ, what goes wrong, and what is worth tuning: `Simulation.doctor`.
+    """Say how clients differ, what goes wrong with FedAvg on them, and what is worth tuning.
 
-    It says what is particular to it; all other arguments are those of `Simulation`.
+    Its arguments are those of `Simulation` and of `Simulation.doctor`.
     """
     return Simulation(**shared).doctor(
         trial_rounds=trial_rounds, seed=seed, out=out, jobs=jobs, methods=methods, progress=progress
@@ -86,8 +86,8 @@ def audit(
     progress: bool | None = None,
     **shared: Unpack[SharedArguments],
 ) -> AuditRecord:
-    """Attack what a method sends in a round, and say what is learned: `Simulation.audit`.
+    """Attack what a method sends in a round, and say what the attacker learns.
 
-    It says what is particular to it; all other arguments are those of `Simulation`.
+    Its arguments are those of `Simulation` and of `Simulation.audit`.
     """
     return Simulation(**shared).audit(method, attack=attack, seed=seed, out=out, progress=progress)

@@ -86,10 +86,9 @@ def takes_shared_arguments(function: _F) -> _F:
     signature = inspect.signature(function)
     own = [one for one in signature.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
     shared = [
-        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind)
-        if name in needed
-        else Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=None)
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, kind in types.items()
+        for default in [Parameter.empty if name in needed else None]
     ]
     parameters = sorted([*own, *shared], key=lambda one: (one.kind, one not in shared))
     known = [one.name for one in parameters if one.name != "self"]
