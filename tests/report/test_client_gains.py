@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedkeel.features.baselines.report import federation_gain
 from fedkeel.records.fairness import client_values, gain, spread
 from fedkeel.records.score import MetricInfo
 from fedkeel.report import page
@@ -16,7 +17,6 @@ from fedkeel.report.client_gains import (
     terminal_client_table,
 )
 from fedkeel.report.client_scores import client_scores
-from fedkeel.report.federation_gain import federation_gain
 from fedkeel.report.runs import load_runs
 from fedkeel.report.summary import shared_score
 from fedkeel.report.tables import footnotes, markdown_table, result_rows

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedkeel.features.baselines.report import BaselinesReport, federation_gain
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.score import MetricInfo
-from fedkeel.report.federation_gain import federation_gain, federation_notes
 from fedkeel.report.runs import MethodResults, RunResults
 from fedkeel.report.summary import MethodSummary, summarise
 from fedkeel.report.tables import markdown_table, result_rows
@@ -108,13 +108,13 @@ def test_what_clients_hold_out_is_said_too(make: Any) -> None:
         results("fedavg", [0.5, 0.7, None], 100),
         results("local", [0.9, 0.8, None], 100),
     )
-    assert federation_notes([fedavg]) == []
-    assert federation_notes([fedavg, local])[1:] == [
+    assert BaselinesReport.notes([fedavg]) == []
+    assert BaselinesReport.notes([fedavg, local])[1:] == [
         "On the examples that clients hold out, the mean over clients is `fedavg` 60.0 %, "
         "`local` 85.0 %."
     ]
     trained_on = results("local", [0.9, 0.8, None], 0)
-    assert len(federation_notes([fedavg, trained_on])) == 1
+    assert len(BaselinesReport.notes([fedavg, trained_on])) == 1
 
 
 def test_baselines_do_not_compete() -> None:

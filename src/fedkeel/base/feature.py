@@ -106,6 +106,8 @@ class Declaration:
         record_meaning: what that is, in a sentence, where it is no dataclass.
         label: what its record is called in tables of settings; "" takes the name of its table.
         is_in_overview: whether its record is below the title of a page, too.
+        report: import path of what it adds to reports, a `report.feature_report.FeatureReport`;
+            "" adds nothing.
         meaning: what its table is for, in a sentence.
         example: arguments of the settings, as somebody may write them.
     """
@@ -125,6 +127,7 @@ class Declaration:
     record_meaning: ClassVar[str] = ""
     label: ClassVar[str] = ""
     is_in_overview: ClassVar[bool] = False
+    report: ClassVar[str] = ""
     meaning: ClassVar[str] = ""
     example: ClassVar[str] = ""
 

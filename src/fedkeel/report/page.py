@@ -28,7 +28,7 @@ from fedkeel.report.client_scores import (
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
 from fedkeel.report.diagnostic_charts import diagnostic_charts, feature_charts
-from fedkeel.report.federation_gain import federation_notes
+from fedkeel.report.feature_report import feature_notes
 from fedkeel.report.formatting import (
     capital,
     extreme_of,
@@ -142,7 +142,7 @@ def render_report(
     rows = result_rows(summaries, claims)
     conclusion = verdict(summaries, claims)
     claimed = [claims.sentence] if claims else []
-    details = (*claimed, *conclusion.details, *federation_notes(methods))
+    details = (*claimed, *conclusion.details, *feature_notes(methods))
     conclusion = replace(conclusion, details=details)
     clients = client_scores(methods)
     partitions = (partition_summary(m.record, m.runs[0].histogram) for m in methods)

@@ -15,7 +15,7 @@ from fedkeel.report.alerts import differences, problems
 from fedkeel.report.claims import Claims, claims_of
 from fedkeel.report.client_gains import ClientRow, markdown_client_table, personal_rows
 from fedkeel.report.columns import ResultRow
-from fedkeel.report.federation_gain import federation_notes
+from fedkeel.report.feature_report import feature_notes
 from fedkeel.report.notebook import Page, by_method, curves, table_html
 from fedkeel.report.runs import MethodResults, load_runs
 from fedkeel.report.tables import markdown_table, result_rows
@@ -85,7 +85,7 @@ class Comparison:
         """What to know beside the table: claims, the gain by federation, differences, problems."""
         entries, claims = self.entries, self.claims()
         sentences = [claims.sentence] if claims else []
-        return [*sentences, *federation_notes(entries), *differences(entries), *problems(entries)]
+        return [*sentences, *feature_notes(entries), *differences(entries), *problems(entries)]
 
     def to_frame(self, of: Literal["methods", "rounds"] = "methods") -> Any:  # noqa: ANN401 - a pandas.DataFrame
         """Return the results as a `pandas.DataFrame`.

@@ -10,4 +10,5 @@ class BaselinesDeclaration(Declaration):
 
     feature = "fedkeel.features.baselines.feature:Baseline"
     table = "baselines"
+    report = "fedkeel.features.baselines.report:BaselinesReport"
     meaning = "a run that sends nothing, to which methods are compared."

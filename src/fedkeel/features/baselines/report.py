@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fedkeel.records.baselines import CENTRALISED, LOCAL
 from fedkeel.report.claims import Lead, lead_over
+from fedkeel.report.feature_report import FeatureReport
 from fedkeel.report.formatting import quoted
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import MethodSummary, shared_score
@@ -19,10 +20,14 @@ _DOUBTS: dict[Lead, str] = {
 """What is said of a difference that shows nothing."""
 
 
-def federation_notes(methods: Sequence[MethodResults]) -> list[str]:
-    """Return what the baselines show: on the test set, and on what the clients hold out."""
-    gain = federation_gain([method.summary for method in methods])
-    return list(filter(None, [gain, _on_own_examples(methods) if gain else ""]))
+class BaselinesReport(FeatureReport):
+    """Whether federation is worth it, where a comparison has a baseline."""
+
+    @classmethod
+    def notes(cls, methods: Sequence[MethodResults]) -> list[str]:
+        """Return what the baselines show: on the test set, and on what the clients hold out."""
+        gain = federation_gain([method.summary for method in methods])
+        return list(filter(None, [gain, _on_own_examples(methods) if gain else ""]))
 
 
 def _on_own_examples(methods: Sequence[MethodResults]) -> str:
