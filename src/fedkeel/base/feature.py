@@ -25,12 +25,17 @@ class Figure:
         unit: unit, shown with the heading.
         description: what it is, in a sentence.
         better: which values are better, or None where neither are.
-        of_run: the number of a run: that of its ``last`` round, or the ``sum`` over rounds.
+        of_run: the number of a run: that of its ``last`` round, the ``sum`` over rounds, or that of
+            the round whose score reached the ``target``.
+        per_unit: how much of it is one of the unit that is shown, such as 3600 of seconds that are
+            shown in hours.
         progress: what a line of progress says of a round's number, such as ``"epsilon {:.3g}"``.
         tracked: its name in trackers, such as ``"privacy/epsilon"``.
         tile: title of its tile on the page of a single method; "" shows none.
         chart: title of its chart over rounds; "" draws none.
         footnote: what stands below a table that has its column, without its heading.
+        time: what its seconds are called where scores are drawn against them, such as ``"virtual
+            time"``; "" draws nothing.
     """
 
     key: str
@@ -38,12 +43,19 @@ class Figure:
     unit: str
     description: str
     better: Literal["high", "low"] | None = None
-    of_run: Literal["last", "sum"] = "last"
+    of_run: Literal["last", "sum", "target"] = "last"
+    per_unit: float = 1.0
     progress: str = ""
     tracked: str = ""
     tile: str = ""
     chart: str = ""
     footnote: str = ""
+    time: str = ""
+
+    @property
+    def key_of_run(self) -> str:
+        """Its key in the numbers of a run."""
+        return f"{self.key}_to_target" if self.of_run == "target" else self.key
 
     def value(self, features: Mapping[str, Any]) -> float | None:
         """Return the number in what features have written into a round record."""

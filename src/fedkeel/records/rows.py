@@ -102,11 +102,6 @@ class RoundRecord:
         breakdowns: what ``[diagnose]`` measures by layer, class, client or position, by
             ``kind.name.axis``, such as ``conflict.share.layer``: a number for each label.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
-        virtual_seconds: virtual time at the end of the round, since the beginning of the run; None,
-            and not in rounds.jsonl, where no time is counted.
-        staleness: for each of `clients`, the steps that the server had made since it sent the
-            client the model; empty, and not in rounds.jsonl, where the server waits.
-        staleness_seconds: the same in seconds: of virtual time in a simulation, else of real time.
         features: what features of the run have added, by key, such as ``epsilon``; in rounds.jsonl
             each stands beside the other keys. It can be read as an attribute, too. What is of its
             default is not here.
@@ -131,9 +126,6 @@ class RoundRecord:
     diagnostics: dict[str, Number] = field(default_factory=dict)
     breakdowns: dict[str, dict[str, Number]] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
-    virtual_seconds: Finite | None = None
-    staleness: list[Count] = field(default_factory=list)
-    staleness_seconds: list[Finite] = field(default_factory=list)
     features: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -188,9 +180,6 @@ class RoundRecord:
         row["sources"] = {name: _flat(scores) for name, scores in row["sources"].items()}
         features = {entry.key: entry.default for entry in entries() if entry.is_always_written}
         features |= {k: v for k, v in row.pop("features").items() if v is not None}
-        for name in ("virtual_seconds", "staleness", "staleness_seconds"):
-            if row[name] in (None, []):
-                del row[name]
         return json.dumps(finite_values({**row, **features})) + "\n"
 
     if not TYPE_CHECKING:

@@ -58,7 +58,7 @@ class ResultRow:
         summary = self.summary
         stats = {
             **{name: summary.stat(name) for name in get_args(Quantity)},
-            **{figure.key: summary.stat(figure.key) for figure in figures()},
+            **{figure.key_of_run: summary.stat(figure.key_of_run) for figure in figures()},
             "fluctuation_mean": summary.fluctuation("mean"),
             "fluctuation_std": summary.fluctuation("std"),
             "fluctuation_min": summary.fluctuation("min"),
@@ -143,7 +143,6 @@ class ReportColumn:
 
 _ROUNDS = CellFormat(decimals=0, has_deviation=True)
 _MEGABYTES = CellFormat(1e-6)
-_HOURS = CellFormat(1 / 3600)
 _MILLISECONDS = CellFormat(1e3, has_deviation=True)
 
 
@@ -204,23 +203,19 @@ def all_columns(score: MetricInfo | None) -> tuple[ReportColumn, ...]:
             f"Sent both ways, over all clients, until the {label} reaches the target.",
             is_for_page_only=True,
         ),
-        ReportColumn(
-            "virtual_seconds_to_target",
-            "to target",
-            "hours",
-            fewest,
-            _HOURS,
-            f"Virtual time until the {label} reaches the target.",
-        ),
+        *(_of_feature(figure, label, fewest) for figure in figures() if figure.of_run == "target"),
         *_COSTS,
-        *(_of_feature(figure) for figure in figures()),
+        *(_of_feature(figure, label) for figure in figures() if figure.of_run != "target"),
     )
 
 
-def _of_feature(figure: Figure) -> ReportColumn:
-    return ReportColumn(
-        figure.key, figure.heading, figure.unit, figure.better, CellFormat(), figure.description
-    )
+def _of_feature(figure: Figure, label: str, fewest: Literal["low"] | None = None) -> ReportColumn:
+    description, better = figure.description, figure.better
+    if figure.of_run == "target":
+        description = f"{capital(figure.time or figure.key)} until the {label} reaches the target."
+        better = fewest
+    cells = CellFormat(1 / figure.per_unit)
+    return ReportColumn(figure.key_of_run, figure.heading, figure.unit, better, cells, description)
 
 
 _COSTS = (

@@ -1,4 +1,4 @@
-"""Learning curves: a metric of the test set against rounds, traffic and virtual time."""
+"""Learning curves: a metric of the test set against rounds, traffic and the time of rounds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
+from fedkeel.base.feature import Figure, figures
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
@@ -35,7 +36,7 @@ FEW_ROUNDS = 8
 class CurvePoint:
     """A round of a learning curve: its scores over seeds, and the mean traffic until then.
 
-    `seconds` are the mean virtual seconds until then, None where a run counts none.
+    `seconds` are the mean seconds until then by the time that a feature counts, None without one.
     """
 
     round: int
@@ -82,7 +83,7 @@ class Curve:
 
     @property
     def has_time(self) -> bool:
-        """Whether the runs count virtual time."""
+        """Whether the runs count the time of rounds."""
         return all(point.seconds is not None for point in self.points)
 
 
@@ -91,6 +92,7 @@ def learning_curve(method: MethodResults, metric: MetricInfo) -> Curve:
     scores: dict[int, dict[int, float | None]] = {}  # round -> place of the run -> score
     megabytes: dict[int, list[float]] = {}
     times: dict[int, list[float | None]] = {}
+    figure = time_figure()
     for place, run in enumerate(method.runs):
         total = 0
         for row in run.rows:
@@ -100,21 +102,27 @@ def learning_curve(method: MethodResults, metric: MetricInfo) -> Curve:
                 scaled = None if score is None else metric.scale * score
                 scores.setdefault(row.round, {})[place] = scaled
                 megabytes.setdefault(row.round, []).append(total / 1e6)
-                times.setdefault(row.round, []).append(row.virtual_seconds)
+                seconds = None if figure is None else figure.value(row.features)
+                times.setdefault(row.round, []).append(seconds)
     points = []
     for number in sorted(scores):
         stat = Stat.of(scores[number].values())
         has_all = stat is not None and stat.count == len(scores[number])
         traffic = rounded(statistics.fmean(megabytes[number]))
         known = [t for t in times[number] if t is not None]
-        seconds = statistics.fmean(known) if len(known) == len(times[number]) else None
-        points.append(CurvePoint(number, traffic, stat, seconds) if stat and has_all else None)
+        mean = statistics.fmean(known) if len(known) == len(times[number]) else None
+        points.append(CurvePoint(number, traffic, stat, mean) if stat and has_all else None)
     means = [(metric.sign * p.stat.mean, i) for i, p in enumerate(points) if p is not None]
     peak = max(means)[1] if means else None
     shown = (points[i] for i in evenly_spaced(len(points), include=peak))
     groups = groupby(shown, lambda point: tuple(scores[point.round]) if point else None)
     segments = (tuple(p for p in group if p is not None) for seeds, group in groups if seeds)
     return Curve(method, tuple(segments), max(scores, default=0))
+
+
+def time_figure() -> Figure | None:
+    """Return the number of a round that says when it ended, None where no feature has one."""
+    return next((figure for figure in figures() if figure.time), None)
 
 
 def curve_charts(
@@ -129,7 +137,7 @@ def curve_charts(
 
     Returns:
         The chart against ``rounds``, against ``megabytes`` sent both ways over all clients, and
-        against virtual ``time`` for the methods that have it; nothing where no run has been
+        against the ``time`` of rounds for the methods that count it; nothing where no run has been
         evaluated.
     """
     curves = [learning_curve(method, metric) for method in methods]
@@ -141,7 +149,7 @@ def curve_charts(
 
 
 def time_unit(curves: Sequence[Curve]) -> tuple[str, float]:
-    """Return the unit in which the longest virtual time is read best, and 1 s in it.
+    """Return the unit in which the longest time is read best, and 1 s in it.
 
     >>> time_unit([])
     ('seconds', 1.0)
@@ -153,11 +161,23 @@ def time_unit(curves: Sequence[Curve]) -> tuple[str, float]:
     )
 
 
+def x_axis(curves: Sequence[Curve], axis: CurveAxis) -> tuple[str, float]:
+    """Return the title of an axis, and the factor from seconds to its unit."""
+    unit_of_time, factor = time_unit(curves)
+    titles = {"rounds": "round", "megabytes": "MB sent, both ways, all clients"}
+    return titles.get(axis) or f"{unit_of_time} of {_name_of_time()}", factor
+
+
+def _name_of_time() -> str:
+    figure = time_figure()
+    return "time" if figure is None else figure.time
+
+
 def _chart(
     curves: Sequence[Curve], metric: MetricInfo, axis: CurveAxis, target: float | None
 ) -> Chart:
     is_single_hover = axis != "rounds" or len(curves) > len(palette.METHODS)
-    unit_of_time, factor = time_unit(curves)
+    x_title, factor = x_axis(curves, axis)
     figure = empty_figure(400, hovermode="closest" if is_single_hover else "x unified")
     means = [point.stat.mean for curve in curves for point in curve.points]
     decimals = 2 if metric.unit else _plain_decimals(means)
@@ -165,11 +185,6 @@ def _chart(
         is_crowded = len(curves) > MANY_METHODS
         figure.add_traces(_traces(curve, metric, axis, decimals, factor, is_crowded=is_crowded))
     last_round = max(curve.last_round for curve in curves)
-    x_title = {
-        "rounds": "round",
-        "megabytes": "MB sent, both ways, all clients",
-        "time": f"{unit_of_time} of virtual time",
-    }[axis]
     figure.update_xaxes(title_text=x_title, rangemode="tozero")
     if axis == "rounds" and last_round <= FEW_ROUNDS:
         figure.update_xaxes(dtick=1)
@@ -195,7 +210,8 @@ def _chart(
         f"{curve.method.label} ends at {format_number(curve.segments[-1][-1].stat.mean)}{unit}"
         for curve in curves
     ]
-    x_name = {"rounds": "rounds", "megabytes": "megabytes sent", "time": "virtual time"}[axis]
+    names = {"rounds": "rounds", "megabytes": "megabytes sent"}
+    x_name = names.get(axis) or _name_of_time()
     return Chart(figure, f"{name} against {x_name}, mean over seeds. {'; '.join(ends)}.")
 
 

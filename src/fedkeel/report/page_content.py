@@ -140,7 +140,7 @@ def tiles(method: MethodResults) -> list[Tile]:
         record = method.record.features.get(table)
         note = "" if record is None else kind.tile_note(record)
         for figure in kind.figures:
-            if figure.tile and (stat := summary.stat(figure.key)) is not None:
+            if figure.tile and (stat := summary.stat(figure.key_of_run)) is not None:
                 result.append(Tile(figure.tile, format_number(stat.mean), note or figure.unit))
     traffic, sent = summary.stat("traffic"), summary.stat("sent")
     seconds, total = summary.stat("seconds_per_client"), summary.stat("seconds")

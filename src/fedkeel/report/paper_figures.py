@@ -13,7 +13,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.report import palette
 from fedkeel.report.claims import Claims
 from fedkeel.report.formatting import format_target, shortened
-from fedkeel.report.learning_curves import Curve, CurveAxis, learning_curve
+from fedkeel.report.learning_curves import Curve, CurveAxis, learning_curve, x_axis
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import shared_score
 
@@ -46,7 +46,7 @@ _STYLE: Any = {
 def save_figures(
     methods: Sequence[MethodResults], claims: Claims | None, folder: Path
 ) -> list[Path]:
-    """Write the figures of runs: curves by round, traffic and virtual time, and differences.
+    """Write the figures of runs: curves by round, traffic and time, and differences.
 
     Args:
         methods: the runs.
@@ -118,6 +118,7 @@ def _save(draw: Callable[[Axes], None], path: Path, height: float) -> list[Path]
 def _draw_curves(
     axes: Axes, curves: Sequence[Curve], score: MetricInfo, axis: CurveAxis, target: float | None
 ) -> None:
+    title, factor = x_axis(curves, axis)
     for curve in curves:
         index = curve.method.index
         look: dict[str, Any] = {
@@ -127,7 +128,7 @@ def _draw_curves(
         }
         label: str | None = _text(curve.method.label)
         for segment in curve.segments:
-            x = [p.round if axis == "rounds" else p.megabytes for p in segment]
+            x = [p.place(axis, factor) for p in segment]
             axes.plot(x, [p.stat.mean for p in segment], label=label, **look)
             label = None  # one item of the legend for each method
             bands = [p.band for p in segment]
@@ -145,7 +146,7 @@ def _draw_curves(
             color=muted,
             fontsize=8,
         )
-    axes.set_xlabel("round" if axis == "rounds" else "MB sent, both ways, all clients")
+    axes.set_xlabel(title)
     axes.set_ylabel(f"test {score.label}" + (", %" if score.unit else ""))
     axes.legend(frameon=False, fontsize=8)
 

@@ -29,7 +29,6 @@ Quantity = Literal[
     "last_mean",
     "rounds_to_target",
     "bytes_to_target",
-    "virtual_seconds_to_target",
     "down",
     "up",
     "sent",
@@ -82,8 +81,6 @@ class RunSummary:
         seconds_per_client: training seconds for each local training.
         processor_seconds_per_client: processor seconds for each local training; unlike the seconds
             they do not grow with what else the machine does. None where a round has none.
-        virtual_seconds_to_target: virtual time until the target was reached; None where none is
-            counted, or it was not.
         losses_not_finite: rounds with a training or test loss that was not finite.
         features: the numbers of features, by key.
     """
@@ -114,7 +111,6 @@ class RunSummary:
     seconds_per_client: float | None
     processor_seconds_per_client: float | None
     losses_not_finite: int
-    virtual_seconds_to_target: float | None = None
     features: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -267,10 +263,8 @@ def summarise(
     best = max(scores, key=lambda item: (score.sign * item[1], -item[0]), default=None)
     trained = [value for number, value in scores if number > 0] or [value for _, value in scores]
     rounds_to_target = rounds_to(rows, target, score)
-    bytes_to_target = virtual_seconds = None
+    bytes_to_target = None
     if rounds_to_target is not None:
-        times = (row.virtual_seconds for row in rows if row.round == rounds_to_target)
-        virtual_seconds = next(times, None)
         bytes_to_target = sum(bytes_sent(row) for row in rows if row.round <= rounds_to_target)
     tested = [row.test.examples for row in rows if row.test is not None]
     losses = [value for row in rows if (value := finite_or_none(row.train_loss)) is not None]
@@ -310,19 +304,20 @@ def summarise(
         ),
         seconds_per_client=_ratio(training, trainings),
         processor_seconds_per_client=_processor_seconds_per_client(after_start),
-        virtual_seconds_to_target=virtual_seconds,
         losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
-        features=_feature_numbers(rows),
+        features=_feature_numbers(rows, rounds_to_target),
     )
 
 
-def _feature_numbers(rows: Sequence[RoundRecord]) -> dict[str, float]:
+def _feature_numbers(rows: Sequence[RoundRecord], rounds_to_target: int | None) -> dict[str, float]:
     """Return the numbers of features of a run, by key."""
     numbers = {}
+    reached = [row for row in rows if row.round == rounds_to_target]
     for figure in figures():
-        values = [v for row in rows if (v := figure.value(row.features)) is not None]
+        among = reached if figure.of_run == "target" else rows
+        values = [v for row in among if (v := figure.value(row.features)) is not None]
         if values:
-            numbers[figure.key] = math.fsum(values) if figure.of_run == "sum" else values[-1]
+            numbers[figure.key_of_run] = math.fsum(values) if figure.of_run == "sum" else values[-1]
     return numbers
 
 

@@ -216,7 +216,7 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
             )
         )
     for figure in figures():
-        if figure.footnote and any(method.stat(figure.key) for method in methods):
+        if figure.footnote and any(method.stat(figure.key_of_run) for method in methods):
             notes.append(Footnote(capital(figure.heading), figure.footnote))
     if any(method.unfinished for method in methods):
         notes.append(Footnote("†", "not every run is finished."))

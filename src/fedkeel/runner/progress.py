@@ -414,14 +414,12 @@ def _score(row: RoundRecord | None, score: MetricInfo) -> str:
 
 
 def _counted(row: RoundRecord) -> str:
-    """Return the numbers that features have added to a row, and its virtual time."""
+    """Return the numbers that features have added to a row."""
     shown = [
-        f", {figure.progress.format(value)}"
+        f", {figure.progress.format(value / figure.per_unit)}"
         for figure in figures()
         if figure.progress and (value := figure.value(row.features)) is not None
     ]
-    if row.virtual_seconds is not None:
-        shown.append(f", {row.virtual_seconds / 3600:.3g} virtual hours")
     return "".join(shown)
 
 

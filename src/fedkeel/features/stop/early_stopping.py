@@ -47,7 +47,7 @@ class EarlyStopping(Callback):
         score = score_on_test(row, self._score, self._sources_needed)
         if score is not None and not self._reason:
             self._reason = self._reason_at(row.round, score)
-        hours, seconds = self._settings.hours, row.virtual_seconds
+        hours, seconds = self._settings.hours, row.features.get("virtual_seconds")
         if not self._reason and hours is not None and seconds and seconds >= 3600.0 * hours:
             self._reason = (
                 f"ended early after round {row.round}: {seconds / 3600.0:.4g} hours of virtual "

@@ -113,13 +113,15 @@ class Arrivals(Schedule):
 
     def recorded(self, row: RoundRecord) -> RoundRecord:
         """Return the row with the time of the server's step, and how old its updates were."""
-        row = replace(row, virtual_seconds=self._schedule.trainings.virtual_seconds)
-        if row.round == 0:
-            return row
-        due, is_used = self._due, np.isin(self._due.cohort.clients, row.clients)
-        staleness = row.round - 1 - due.versions[is_used]
-        ages = [] if due.ages is None else due.ages[is_used].tolist()
-        return replace(row, staleness=staleness.tolist(), staleness_seconds=ages)
+        added: dict[str, Any] = {}
+        if self._schedule.trainings.virtual_seconds is not None:
+            added["virtual_seconds"] = self._schedule.trainings.virtual_seconds
+        if row.clients:
+            is_used = np.isin(self._due.cohort.clients, row.clients)
+            added["staleness"] = (row.round - 1 - self._due.versions[is_used]).tolist()
+            if self._due.ages is not None:
+                added["staleness_seconds"] = self._due.ages[is_used].tolist()
+        return replace(row, features={**row.features, **added})
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the models that clients train from, for a checkpoint of a simulation."""

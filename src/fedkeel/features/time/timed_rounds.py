@@ -37,8 +37,8 @@ class TimedRounds(Schedule):
 
     def recorded(self, row: RoundRecord) -> RoundRecord:
         """Return the row with the time at which its round ended."""
-        return replace(row, virtual_seconds=self._rounds.now)
+        return replace(row, features={**row.features, "virtual_seconds": self._rounds.now})
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], rows: Sequence[RoundRecord]) -> None:
         """Go on at the time at which the last round ended."""
-        self._rounds.now = rows[-1].virtual_seconds or 0.0
+        self._rounds.now = rows[-1].features.get("virtual_seconds", 0.0)
