@@ -150,7 +150,9 @@ def run(todo: dict[str, Any]) -> dict[str, Any]:
         progress=False,
     )
     scored = [(row, row.test["accuracy"]) for row in result.rows if row.test is not None]
-    times = [row.features["virtual_seconds"] for row, accuracy in scored if accuracy >= problem.target]
+    times = [
+        row.features["virtual_seconds"] for row, accuracy in scored if accuracy >= problem.target
+    ]
     first = times[0] if times else None
     ages = [age for row in result.rows for age in row.features.get("staleness", [])]
     return {

@@ -368,11 +368,14 @@ def test_the_core_names_no_feature() -> None:
     of_track = {"settings.track", "config.Track", "Tracking"}
     of_attackers = {"attack", "Attack", "adversar", "Adversar", "poisoned"}
     of_personal = {"with_personal_scores", "with_client_scores", "score_columns"}
+    of_time = {"virtual", "settings.system", "config.System", "Trainings", "Arrivals"}
     of_sums = {"flower.secure_", "secure_sums", "SecureSum"}
     used = of_budget | of_selection | of_stop | of_baselines | of_track | of_attackers | of_personal
-    used |= of_sums
+    used |= of_sums | of_time
     for room_name in rooms:
         for file in (SOURCE / room_name).rglob("*.py"):
             is_core = not {"parts", "docs", "models"} & {*file.parts}
             if is_core and "audit" not in file.name:  # `fk.audit` calls its trials attacks, too
                 assert not {word for word in used if word in file.read_text("utf-8")}, file
+                is_method = room_name == "method"  # a part is told how old the updates are
+                assert is_method or "staleness" not in file.read_text("utf-8"), file

@@ -127,8 +127,9 @@ class Cohort(Settings):
             round; None for twice those of a round, as far as there are so many.
         exploration: for ``oort``, share of a round's clients that have never trained, in the first
             round, in [0, 1]; None for 0.9. It falls by 2 % a round, down to 0.2.
-        preferred_seconds: for ``oort``, T: a client whose round takes t > T seconds of virtual time
-            counts (T / t) ** `slowness_exponent` times as much; None for the median of all clients.
+        preferred_seconds: for ``oort`` where time is counted, T: a client whose round takes t > T
+            seconds counts (T / t) ** `slowness_exponent` times as much; None for the median of all
+            clients.
         slowness_exponent: for ``oort``, see there, >= 0; None for 2.
     """
 
