@@ -698,8 +698,8 @@ def command() -> str:
     for path, sub in _commands(typer.main.get_command(app), "fedkeel"):
         out += [f"## `{path}`", "", _plain(inspect.cleandoc(sub.help or "")), ""]
         rows = []
-        for parameter in sub.params:
-            if parameter.name == "help":
+        for parameter in sub.get_params(click.Context(sub)):
+            if "--help" in parameter.opts:
                 continue
             record = parameter.to_info_dict()
             names = ", ".join(f"`{name}`" for name in [*record["opts"], *record["secondary_opts"]])

@@ -16,7 +16,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 
 if TYPE_CHECKING:
     from fedkeel.config import Audit as Audit
     from fedkeel.config import Cohort as Cohort
-    from fedkeel.config import Diagnose as Diagnose
     from fedkeel.config import Engine as Engine
     from fedkeel.config import Evaluation as Evaluation
     from fedkeel.config import Local as Local
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from fedkeel.errors import FedkeelError as FedkeelError
     from fedkeel.features.attackers.settings import Adversary as Adversary
     from fedkeel.features.budget.settings import Privacy as Privacy
+    from fedkeel.features.diagnose.settings import Diagnose as Diagnose
     from fedkeel.features.stop.settings import Stop as Stop
     from fedkeel.features.time.settings import System as System
     from fedkeel.features.track.settings import Track as Track
@@ -56,7 +56,6 @@ _HOMES = {
     "fedkeel.config": (
         "Audit",
         "Cohort",
-        "Diagnose",
         "Engine",
         "Evaluation",
         "Local",
@@ -82,6 +81,7 @@ _HOMES = {
     "fedkeel.study.simulation": ("Simulation",),
     "fedkeel.features.attackers.settings": ("Adversary",),
     "fedkeel.features.budget.settings": ("Privacy",),
+    "fedkeel.features.diagnose.settings": ("Diagnose",),
     "fedkeel.features.stop.settings": ("Stop",),
     "fedkeel.features.time.settings": ("System",),
     "fedkeel.features.track.settings": ("Track",),

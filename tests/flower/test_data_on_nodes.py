@@ -15,7 +15,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fedkeel import config
-from fedkeel.diagnose.kinds import check_federation
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
 from fedkeel.flower.apps import client_app
@@ -28,6 +27,7 @@ from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.serve import LinesWithFaults, RunOptions, serve
 from fedkeel.flower.wire import HEADER, Header
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.features import check_nodes
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import FINISHED
@@ -172,7 +172,7 @@ def test_updates_are_diagnosed_and_examples_are_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the server sees the updates alone"):
         made("cka", "refused")
     with pytest.raises(ConfigError, match="clients train on their nodes"):
-        check_federation(own(diagnose={"kinds": "participation"}))
+        check_nodes(own(diagnose={"kinds": "participation"}))
 
 
 def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:

@@ -90,11 +90,14 @@ class Option:
         flag: as it is typed, such as ``"--epsilon"``.
         setting: the setting, such as ``"privacy.epsilon"``.
         help: what it does, in a sentence.
+        is_list: whether its value is a list with commas. Given several times, their lists are
+            joined.
     """
 
     flag: str
     setting: str
     help: str
+    is_list: bool = False
 
 
 class Declaration:
@@ -110,6 +113,8 @@ class Declaration:
         places: settings of its table that name a file, a folder or an address.
         decides_numbers: whether its settings can change a number of a run.
         figures: the numbers that its hooks add to round records.
+        charts: titles of charts of what its hooks add to `diagnostics` and `breakdowns` of round
+            records, by name there.
         entries: what else they add to round records, where it is not the default.
         in_short_runs: whether the short runs of the doctor have it, as those that they stand for.
         options: of the commands that read an experiment.
@@ -132,6 +137,7 @@ class Declaration:
     places: ClassVar[tuple[str, ...]] = ()
     decides_numbers: ClassVar[bool] = True
     figures: ClassVar[tuple[Figure, ...]] = ()
+    charts: ClassVar[Mapping[str, str]] = {}
     entries: ClassVar[tuple[Entry, ...]] = ()
     in_short_runs: ClassVar[bool] = False
     options: ClassVar[tuple[Option, ...]] = ()

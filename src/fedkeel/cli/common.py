@@ -31,12 +31,6 @@ SET = typer.Option(
     metavar="KEY=VALUE",
     help="Change a setting, e.g. local.lr=0.1; KEY=unset takes away what the file sets.",
 )
-DIAGNOSE = typer.Option(
-    None,
-    "--diagnose",
-    metavar="KINDS",
-    help="What to measure beside the scores, e.g. forgetting,cka; see diagnose.kinds.",
-)
 TRUST = typer.Option(
     False,
     "--trust",
@@ -88,7 +82,7 @@ def _unescaped(help_text: str) -> str:
     return help_text.replace(r"\[", "[")
 
 
-COMMA_LISTS = ("--attacks", "--columns", "--diagnose", "--methods")
+COMMA_LISTS = ("--attacks", "--columns", "--methods")
 """Options whose value is a list with commas. Given several times, their lists are joined."""
 
 
@@ -118,6 +112,7 @@ class Command(TyperCommand):
         words, known = list(args), {name for param in self.params for name in param.opts}
         for option in self._of_features():
             values, words = values_of(option.flag, words)
+            values = [",".join(values)] if option.is_list and values else values
             words += [f"--set={option.setting}={value}" for value in values]
         for option in known.intersection(COMMA_LISTS):
             values, others = values_of(option, words)

@@ -7,7 +7,6 @@ from pathlib import Path
 import typer
 
 from fedkeel.cli.common import (
-    DIAGNOSE,
     JSON,
     QUIET,
     ExperimentSource,
@@ -35,7 +34,6 @@ def compare(
         "--out",
         help="Folder of the comparison; runs/NAME, beside a run runs/NAME-compare.",
     ),
-    diagnose: str = DIAGNOSE,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -53,7 +51,7 @@ def compare(
     from fedkeel.runner.ingredients import gather
     from fedkeel.study.compare import compare as compare_methods
 
-    experiment = read_experiment(source, diagnose=diagnose)
+    experiment = read_experiment(source)
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )

@@ -32,15 +32,12 @@ def shown_progress(
         raise typer.Exit(130) from None
 
 
-def read_experiment(
-    source: ExperimentSource, *more: str, diagnose: str | None = None
-) -> Experiment:
+def read_experiment(source: ExperimentSource, *more: str) -> Experiment:
     """Read the experiment that a command was given.
 
     Args:
         source: the experiment, and settings that are changed.
         more: more of these, as ``KEY=VALUE``.
-        diagnose: kinds of diagnostics, in place of those in the file.
 
     Raises:
         ConfigError: none was given, or two, or it cannot be read.
@@ -62,7 +59,7 @@ def read_experiment(
             do = did_you_mean(str(preset), known)
             raise ConfigError(f"There is no preset {preset!r}.", do=do)
         path = Path(str(folder.joinpath(f"{preset}.toml")))
-    changed = [*source.settings, *more, *([f"diagnose.kinds={diagnose}"] if diagnose else [])]
+    changed = [*source.settings, *more]
     file = path / "config.toml" if os.path.isdir(path) else path
     experiment = load(file, changed)
     if os.path.isdir(path) or RunFolder(file.parent).holds(file):

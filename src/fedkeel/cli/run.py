@@ -8,7 +8,6 @@ from pathlib import Path
 import typer
 
 from fedkeel.cli.common import (
-    DIAGNOSE,
     JSON,
     QUIET,
     ExperimentSource,
@@ -29,7 +28,6 @@ def run(
     rounds: int = typer.Option(
         None, "--rounds", min=1, help="Rounds; with --resume, more than the run there has had."
     ),
-    diagnose: str = DIAGNOSE,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -51,7 +49,7 @@ def run(
     from fedkeel.study.comparison import Comparison
 
     more = () if rounds is None else (f"rounds={rounds}",)
-    experiment, path = read_experiment(source, *more, diagnose=diagnose), source.path
+    experiment, path = read_experiment(source, *more), source.path
     if out is None:
         is_folder = path is not None and os.path.isdir(path)
         out = path if is_folder else default_folder(experiment.name, "run")

@@ -12,7 +12,6 @@ from fedkeel.base.feature import declared_tables
 from fedkeel.base.settings import Settings
 from fedkeel.config.audit import Audit
 from fedkeel.config.data import Data, Partition, Text
-from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local, Schedule
 from fedkeel.config.search_space import Choices, Metric, Range, Space, Value
@@ -42,7 +41,6 @@ __all__ = [
     "Cohort",
     "Compare",
     "Data",
-    "Diagnose",
     "Engine",
     "Evaluation",
     "Experiment",

@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from fedkeel.base.settings import Settings
 from fedkeel.config.data import Data, Partition
-from fedkeel.config.diagnose import Diagnose
 from fedkeel.config.feature_tables import with_tables
 from fedkeel.config.flower import Flower
 from fedkeel.config.local import Local
@@ -353,7 +352,6 @@ class RunSettings(Settings):
         local: local training.
         cohort: participation.
         evaluation: when the global model is evaluated.
-        diagnose: what is measured beside the scores.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
     """
@@ -366,7 +364,6 @@ class RunSettings(Settings):
     local: Local
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()
-    diagnose: Diagnose = Diagnose()
     engine: Engine = Engine()
     flower: Flower = Flower()
 

@@ -13,5 +13,6 @@ FEATURES = (
     "fedkeel.features.stop.declaration:StopDeclaration",
     "fedkeel.features.personal.declaration:PersonalDeclaration",
     "fedkeel.features.track.declaration:TrackDeclaration",
+    "fedkeel.features.diagnose.declaration:DiagnoseDeclaration",
 )
 """Import path of the declaration of each feature, in the order in which they wrap a run."""

@@ -138,14 +138,12 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
 
-    def diagnosed(self) -> list[str]:
-        """Return the kinds of diagnostics with which the run was begun."""
+    def settings(self) -> dict[str, Any]:
+        """Return the settings with which the run was begun; none where there is no file."""
         try:
-            config = tomllib.loads(read_regular(self.path / CONFIG).decode())
+            return tomllib.loads(read_regular(self.path / CONFIG).decode())
         except (OSError, ValueError):
-            return []
-        kinds: list[str] = config.get("diagnose", {}).get("kinds", [])
-        return kinds
+            return {}
 
     def check_free(self, config: str) -> None:
         """Check that a run with these settings can begin here.
@@ -528,6 +526,6 @@ def deciding(config: str) -> dict[str, Any]:
     add(tomllib.loads(config), "")
     exact = ("engine.dtype", "engine.precision")
     tables = [table for table, kind in declarations().items() if not kind.decides_numbers]
-    others = (f"{table}." for table in ("engine", "flower", "diagnose", "compare", "tune", *tables))
+    others = (f"{table}." for table in ("engine", "flower", "compare", "tune", *tables))
     apart = ("name", *others)
     return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}

@@ -1,4 +1,4 @@
-"""Charts of what `[diagnose]` has measured: by round, and by layer, class or position."""
+"""Charts of what features have measured: by round, and by layer, class or position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from fedkeel.base.feature import Figure, figures
+from fedkeel.base.feature import Figure, declarations, figures
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
@@ -26,37 +26,6 @@ from fedkeel.report.learning_curves import FEW_ROUNDS
 from fedkeel.report.runs import MethodResults
 
 ChartAxis = Literal["round", "layer", "class", "position"]
-
-QUANTITIES: dict[str, str] = {
-    "forgetting.increase": "Loss increase on the last round's clients",
-    "forgetting.by_class": "Accuracy lost since the best round, mean over classes",
-    "forgetting.lost_accuracy.class": "Accuracy lost since the best round, by class",
-    "global_forgetting.increase": "Loss increase on all clients' examples",
-    "drift.norm": "Norm of an update",
-    "drift.norm.layer": "Norm of an update, by layer",
-    "drift.to_mean": "Distance of a local model to the mean of all",
-    "drift.diversity": "Gradient diversity of the updates",
-    "drift.diversity.layer": "Gradient diversity, by layer",
-    "conflict.share": "Share of conflicting pairs of updates",
-    "conflict.share.layer": "Share of conflicting pairs, by layer",
-    "conflict.cosine": "Mean cosine of two updates",
-    "conflict.cosine.layer": "Mean cosine of two updates, by layer",
-    "participation.relative": "Distance to the update of all clients, relative",
-    "participation.relative.layer": "Distance to the update of all clients, by layer",
-    "fisher.correlation_pseudo": "Correlation of Fisher information, pseudo and earlier data",
-    "fisher.correlation_own": "Correlation of Fisher information, own and earlier data",
-    "cka.unbiased": "CKA of local and global model, mean over layers",
-    "cka.unbiased.layer": "CKA of local and global model, by layer",
-    "cka.class_drift.class": "Representation drift, by class",
-    "landscape.global_barrier": "Loss barrier between a local and the global model",
-    "landscape.client_barrier": "Loss barrier between two local models",
-    "landscape.global_loss.position": "Loss from the global (0) to a local model (1)",
-    "landscape.client_loss.position": "Loss from a local model (0) to another (1)",
-    "landscape.global_score.position": "Score from the global (0) to a local model (1)",
-    "landscape.client_score.position": "Score from a local model (0) to another (1)",
-    "sharpness.eigenvalue": "Largest eigenvalue of the Hessian",
-}
-"""Quantity that is drawn -> title of its chart, in the order of the page."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +44,14 @@ class DiagnosticChart:
 
 
 def diagnostic_charts(methods: Sequence[MethodResults]) -> dict[DiagnosticChart, Chart]:
-    """Return the charts, a line for each method, in the order of `QUANTITIES`.
+    """Return the charts, a line for each method, in the order in which features declare them.
 
     By round it is the mean over seeds, with their range. By layer, class or position it is the
     mean over seeds in the last round that was diagnosed.
     """
     charts = {}
-    for name, title in QUANTITIES.items():
+    titles = [item for kind in declarations().values() for item in kind.charts.items()]
+    for name, title in titles:
         _, _, axis = (*name.split("."), "round")[:3]
         of_row = partial(_diagnostic, name)
         drawn = _by_round(methods, of_row, title) if axis == "round" else _by(methods, name, title)

@@ -15,6 +15,7 @@ from fedkeel.base.feature import declared_tables
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
+from fedkeel.features.diagnose.settings import diagnose_of
 from fedkeel.named_files import expanded
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.table import PaperColumn, PaperTable, Row, merge_settings
@@ -201,7 +202,7 @@ def digest(experiment: config.Experiment) -> str:
     for table, name in (("data", "text"), ("model", "lora")):
         if values[table][name] is None:
             del values[table][name]
-    if not experiment.diagnose.kinds:
+    if not diagnose_of(experiment).kinds:
         del values["diagnose"]
     for table, kind in declared_tables().items():
         if table not in _ALWAYS_NAMED and getattr(experiment, table) == kind.default:

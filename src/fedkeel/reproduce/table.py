@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from fedkeel import config
 from fedkeel.config import UNSET, Settings
 from fedkeel.config.audit import InversionName
+from fedkeel.features.diagnose.settings import diagnose_of
 
 ID = r"^[a-z0-9][a-z0-9.-]*$"
 
@@ -275,7 +276,7 @@ class PaperTable(Settings):
             _check_names("columns of quick", self.quick.columns, columns)
             _check_names("rows of quick", self.quick.rows, rows)
         for row, column in self.cells() if self.base else ():
-            kinds = self.experiment(row, column).diagnose.kinds
+            kinds = diagnose_of(self.experiment(row, column)).kinds
             diagnostic = self.metric_of(column).diagnostic
             if diagnostic and diagnostic.partition(".")[0] not in kinds:
                 raise ValueError(

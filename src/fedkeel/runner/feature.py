@@ -13,6 +13,7 @@ from fedkeel.data.cohort import Select
 from fedkeel.data.federation import Federation
 from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Draft, Prepared
+from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.feature_hooks import Hooks
@@ -108,6 +109,13 @@ class Feature:
 
     def check(self, prepared: Prepared) -> None:
         """Refuse a run that cannot have this feature, once everything else of it is known.
+
+        Raises:
+            FedkeelError: with the reason.
+        """
+
+    def check_finished(self, prepared: Prepared, folder: RunFolder) -> None:
+        """Refuse a finished run of the same numbers that was made without this feature's own.
 
         Raises:
             FedkeelError: with the reason.

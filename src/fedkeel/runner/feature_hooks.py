@@ -9,12 +9,13 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.clock import Lap
 from fedkeel.data.cohort import Select
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.method.context import Message
-from fedkeel.method.round_values import Server
+from fedkeel.method.round_values import RoundResult, Server
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
 from fedkeel.runner.callbacks import Callback
@@ -49,6 +50,26 @@ class Hooks(Callback):
             round: rounds completed before this one.
         """
         return trained
+
+    def after_server_step(
+        self,
+        engine: TrainingEngine,
+        message: Message,
+        trained: TrainedCohort,
+        result: RoundResult,
+        rows: Sequence[RoundRecord],
+        lap: Lap,
+    ) -> None:
+        """Look at a round after the server's step, before the clients' new state counts.
+
+        Args:
+            engine: has the state of the clients before the round.
+            message: what they received.
+            trained: what they replied.
+            result: the server after the round.
+            rows: the rounds before.
+            lap: called with the name of what has taken the time since its last call.
+        """
 
     def recorded(self, row: RoundRecord) -> RoundRecord:
         """Return the record of a new round with what the feature adds, before it is evaluated."""

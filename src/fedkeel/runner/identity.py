@@ -17,7 +17,6 @@ _DESCRIBED_OTHERWISE = (
     "name",
     "method",
     "compare",
-    "diagnose",
     "tune",
     "data",
     "partition",

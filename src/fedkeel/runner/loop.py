@@ -9,8 +9,6 @@ from pathlib import Path
 
 from fedkeel.clock import Clock, shares
 from fedkeel.data.cohort import Selection
-from fedkeel.diagnose.measured import RoundDiagnostics
-from fedkeel.diagnose.observer import Observer
 from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.interrupts import interrupts
@@ -58,7 +56,6 @@ class RoundLoop:
         self._prepared, self._record, self._folder = prepared, record, folder
         self._settings, self._setup, self._plan = prepared.settings, prepared.setup, prepared.plan
         self._user_engine = engine
-        self._observer = Observer(prepared, record.engine.first_device)
         hooks = hooks_of(prepared)
         self._callbacks = CallbackList([*hooks, *callbacks])
         self._training = Training(prepared, self._callbacks, hooks, engine)
@@ -166,11 +163,12 @@ class RoundLoop:
         self._server = result.server
         if trained.remote is not None and trained.remote.lost and plan.client_sum_parts:
             self._server = reset_client_sums(plan, result.server, self._prepared.population)
-        measured = self._observer.observe(engine, message, trained, result, self._rows, clock.lap)
+        for each in self._hooks:
+            each.after_server_step(engine, message, trained, result, self._rows, clock.lap)
         self._training.commit(engine, trained, result.clients, result.server.round)
         self._table.put(result)
         clock.lap("server")
-        self._record_round(engine, cohort, message, trained, result, measured)
+        self._record_round(engine, cohort, message, trained, result)
         if self._checkpoints is not None:
             self._checkpoints.save(self._server, self._settings.engine.checkpoint_seconds)
 
@@ -181,11 +179,10 @@ class RoundLoop:
         message: Message,
         trained: TrainedCohort,
         result: RoundResult,
-        measured: RoundDiagnostics,
     ) -> None:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
-        row = round_record(cohort, message, trained, result, bytes_up, measured)
+        row = round_record(cohort, message, trained, result, bytes_up)
         row = recorded(self._hooks, row)
         self._clock.lap("records")
         row = self._evaluate(engine, row)

@@ -18,7 +18,6 @@ from fedkeel.data.cohort import numbered
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.values import rows_of
-from fedkeel.diagnose.kinds import check_kinds
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Draft, Ingredients, Prepared, learning_rate
 from fedkeel.engine.process.turns import one_at_a_time
@@ -119,7 +118,6 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     )
     check_evaluation_of_one(setup)
     check_evaluation(setup)
-    check_kinds(settings, setup)
     check_server(plan, training.shared_params, population, settings.engine)
     server = server_start(training, population)
     lr = learning_rate(settings, training, 0)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedkeel.data.cohort import Selection
-from fedkeel.diagnose.measured import RoundDiagnostics
 from fedkeel.engine.base import RemoteReport, TrainedCohort
 from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
@@ -24,7 +23,6 @@ def round_record(
     trained: TrainedCohort,
     result: RoundResult,
     bytes_up: Mapping[str, int] | None,
-    measured: RoundDiagnostics,
 ) -> RoundRecord:
     """Return the record of a round, without scores and seconds.
 
@@ -34,7 +32,6 @@ def round_record(
         trained: what they replied.
         result: the server after the round.
         bytes_up: estimated bytes of a reply, by part; None where nothing is sent either way.
-        measured: what was diagnosed.
     """
     replied = trained.replies.clients
     is_used = ~np.isin(replied, result.excluded)
@@ -58,8 +55,7 @@ def round_record(
         train_loss=float(losses.mean()) if len(losses) else None,
         bytes_down=traffic.down,
         bytes_up=traffic.up,
-        diagnostics={**diagnostics, **result.diagnostics, **measured.numbers},
-        breakdowns=measured.breakdowns,
+        diagnostics={**diagnostics, **result.diagnostics},
         faults=traffic.faults,
     )
 

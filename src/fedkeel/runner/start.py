@@ -21,6 +21,7 @@ from fedkeel.records.histogram import is_large
 from fedkeel.records.run_record import EngineChoice, RunRecord
 from fedkeel.runner.callbacks import Callback, RunInfo
 from fedkeel.runner.checkpoint import unpacked
+from fedkeel.runner.features import features_of
 from fedkeel.runner.loop import RoundLoop
 from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.more_rounds import is_beginning
@@ -205,15 +206,10 @@ def _finished(
     """Return a run that was finished before.
 
     Raises:
-        RunError: it was made without diagnostics that are asked for now.
+        FedkeelError: it was made without something that a feature is asked for now.
     """
-    kinds = () if prepared.is_baseline else prepared.settings.diagnose.kinds
-    if missing := [kind for kind in kinds if kind not in folder.diagnosed()]:
-        raise RunError(
-            f"{folder} holds this run, finished, without the diagnostics {', '.join(missing)}.",
-            why="they are measured while a run is made",
-            do=f"leave them out, or {ANOTHER}",
-        )
+    for feature in features_of(prepared).values():
+        feature.check_finished(prepared, folder)
     saved = folder.load()
     if saved is None:
         raise RunError(f"{folder} is marked finished, and has no checkpoint.")

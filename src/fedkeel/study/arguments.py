@@ -22,6 +22,7 @@ from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ArgumentError, ConfigError, DataError
 from fedkeel.features.attackers.settings import Adversary
 from fedkeel.features.budget.settings import Privacy
+from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.features.stop.settings import Stop
 from fedkeel.features.time.settings import System
 from fedkeel.features.track.settings import Track
@@ -34,7 +35,7 @@ Test = Examples | None
 """A test set: inputs [N, ...] and labels [N], a `Dataset`, or what else `fedkeel.dataset` takes;
 None for the test examples that the clients have, see `fedkeel.from_clients`."""
 
-Diagnosed = config.Diagnose | str | Sequence[str] | None
+Diagnosed = Diagnose | str | Sequence[str] | None
 """What is diagnosed: kinds, in a text with commas between them or in a list, or all settings."""
 
 Tracked = Track | str | Sequence[str] | None
@@ -112,7 +113,6 @@ _EXAMPLES = {
     "local": "lr=0.1, epochs=1",
     "cohort": "participation=0.1",
     "evaluation": "every=10",
-    "diagnose": "kinds=['drift'], every=5",
     "engine": "kind='sequential'",
 }
 """How settings may be written, of those that no feature declares."""
@@ -127,9 +127,8 @@ def shared_settings(shared: Mapping[str, Any]) -> config.Run:
     declared = declared_tables()
     for name, value in values.items():
         feature = declared.get(name)
-        shorthand = feature.shorthand if feature else {"diagnose": "kinds"}.get(name)
-        if shorthand and isinstance(value, str | list | tuple):
-            values[name] = {shorthand: value}
+        if feature and feature.shorthand and isinstance(value, str | list | tuple):
+            values[name] = {feature.shorthand: value}
         elif (kind := table_of(config.Run, name)) and not isinstance(value, Mapping):
             check_settings(name, value, kind, feature.example if feature else _EXAMPLES[name])
     values["cohort"] = cohort_settings(values.get("cohort"), *who)

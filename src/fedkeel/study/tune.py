@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from fedkeel.config import Diagnose, Space
 from fedkeel.config import Run as RunSettings
+from fedkeel.config import Space
 from fedkeel.cost.engine_rule import EngineRule
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, TrainingError
+from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice, Status
 from fedkeel.records.score import ACCURACY, MetricInfo

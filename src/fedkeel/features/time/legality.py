@@ -13,17 +13,10 @@ def check_policy(draft: Draft) -> None:
     Raises:
         ConfigError: with the reason.
     """
-    settings, training = draft.settings, draft.training
+    training = draft.training
     policy = training.plan.policy
     if policy is None:
         return
-    if settings.diagnose.kinds:
-        raise ConfigError(
-            f"Diagnostics do not go with {policy.name}.",
-            got=", ".join(settings.diagnose.kinds),
-            why="they compare clients that began a round at one model",
-            do="leave out [diagnose]",
-        )
     has_buffers = training.buffers == "average" and bool(training.network.buffers)
     if has_buffers and traits_of(policy).updates_from_present:
         raise ConfigError(

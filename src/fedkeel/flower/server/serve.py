@@ -13,7 +13,6 @@ from rich.console import Console
 
 from fedkeel.config import Experiment
 from fedkeel.config.flower import smallest_count
-from fedkeel.diagnose.kinds import check_federation
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.data_on_nodes import is_on_nodes
@@ -113,7 +112,6 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     Raises:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
-    check_federation(experiment)
     settings = experiment.flower
     parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
     check_nodes(experiment)

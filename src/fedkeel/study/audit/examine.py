@@ -18,6 +18,7 @@ from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.features.budget.feature import privacy_of
+from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.features.stop.settings import Stop
 from fedkeel.records.audit import AttackResult, AuditRecord, Skipped
 from fedkeel.records.baselines import BASELINES
@@ -93,7 +94,7 @@ def examine(
 def _settings(run: config.Run, settings: config.Audit) -> config.Run:
     """Return the run's settings without what ends it early, scored at the round alone."""
     every = run.evaluation.model_copy(update={"every": settings.round})
-    update = {"evaluation": every, "stop": Stop(), "diagnose": config.Diagnose()}
+    update = {"evaluation": every, "stop": Stop(), "diagnose": Diagnose()}
     return run.model_copy(update=update)
 
 

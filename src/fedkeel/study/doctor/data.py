@@ -12,14 +12,14 @@ from torch import Tensor
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.scaling import Moments
 from fedkeel.data.values import tensors_of
-from fedkeel.diagnose.doctor_measurements import Measurements
-from fedkeel.diagnose.heterogeneity import (
+from fedkeel.study.doctor.heterogeneity import (
     MomentSkew,
     label_skew,
     moment_skew,
     size_skew,
     tell_clients_apart,
 )
+from fedkeel.study.doctor.measurements import Measurements
 
 MOST_TOKENS = 10_000
 """Most distinct tokens that are counted as columns."""

@@ -14,14 +14,6 @@ from fedkeel.config import Run as RunSettings
 from fedkeel.cost.work import run_work
 from fedkeel.data.batches import count_steps
 from fedkeel.data.federation import Federation
-from fedkeel.diagnose.doctor_candidates import (
-    Candidate,
-    candidates,
-    reason_against,
-    search_space,
-)
-from fedkeel.diagnose.doctor_findings import findings
-from fedkeel.diagnose.doctor_measurements import Measurements
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import ConfigError, FedkeelError, TrainingError
 from fedkeel.records.doctor import Advice, DoctorRecord
@@ -30,7 +22,15 @@ from fedkeel.report.formatting import format_duration
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.compare import create_folder
+from fedkeel.study.doctor.candidates import (
+    Candidate,
+    candidates,
+    reason_against,
+    search_space,
+)
 from fedkeel.study.doctor.data import histogram_of, measure_data
+from fedkeel.study.doctor.findings import findings
+from fedkeel.study.doctor.measurements import Measurements
 from fedkeel.study.doctor.pilot import DIAGNOSED, Pilot, PilotResults
 from fedkeel.study.doctor.runs import ShortRuns, for_rounds, held_out, short_settings
 from fedkeel.study.doctor.trials import REFERENCE, Trials, TrialStage, stages

@@ -9,14 +9,14 @@ import numpy as np
 
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
-from fedkeel.config.diagnose import Kind
-from fedkeel.diagnose.doctor_measurements import best_rate
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import TrainingError
+from fedkeel.features.diagnose.settings import Diagnose, Kind
 from fedkeel.records.doctor import PilotRun
 from fedkeel.records.fairness import mean_over_clients
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
+from fedkeel.study.doctor.measurements import best_rate
 from fedkeel.study.doctor.runs import (
     ShortRun,
     ShortRuns,
@@ -131,7 +131,7 @@ class Pilot:
         """Return the settings of the runs after the learning rates, by name."""
         population, sizes = prepared.population, prepared.clients.sizes
         changes: dict[str, dict[str, object]] = {
-            DIAGNOSED: {"diagnose": config.Diagnose(kinds=KINDS, every=max(1, self.rounds // 3))},
+            DIAGNOSED: {"diagnose": Diagnose(kinds=KINDS, every=max(1, self.rounds // 3))},
             "centralised": {"method": "centralised"},
             "local": {
                 "method": "local",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel import config
 from fedkeel.base.feature import declared_tables
 from fedkeel.config import Run as RunSettings
 from fedkeel.cost.engine_rule import EngineRule
 from fedkeel.data.federation import Federation
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import DataError
+from fedkeel.features.diagnose.settings import diagnose_of
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.prepare import prepare
@@ -85,7 +85,7 @@ class ShortRuns:
             settings = settings.model_copy(update={"engine": single_process(settings.engine)})
         prepared = prepare(settings, self._ingredients)
         # a diagnosed run has the key of one that is not
-        suffix = "-diagnosed" if settings.diagnose.kinds else ""
+        suffix = "-diagnosed" if diagnose_of(settings).kinds else ""
         folder = self._out / (run_folder_name(prepared) + suffix)
         return RunRequest(run.name, folder, partial(make_run, prepared, folder, self._engine))
 
@@ -134,7 +134,6 @@ def short_settings(settings: RunSettings) -> RunSettings:
     values = {name: getattr(settings, name) for name in RunSettings.model_fields}
     changes = {
         "evaluation": settings.evaluation.model_copy(update={"clients_every": 0, "target": None}),
-        "diagnose": config.Diagnose(),
         **{t: kind.default for t, kind in declared_tables().items() if not kind.in_short_runs},
     }
     return with_one_weighting(RunSettings(**{**values, **changes}))

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
-from fedkeel.diagnose.doctor_candidates import Candidate, search_space
 from fedkeel.records.doctor import BestTrial
 from fedkeel.records.score import MetricInfo
+from fedkeel.study.doctor.candidates import Candidate, search_space
 from fedkeel.study.doctor.runs import ShortRun, ShortRuns, final_score, for_rounds
 from fedkeel.study.samplers import GridSampler
 from fedkeel.study.search_space import Point, search_axes, settings_at

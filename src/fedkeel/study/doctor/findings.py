@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from fedkeel.diagnose.doctor_measurements import (
+from fedkeel.errors import counted
+from fedkeel.records.doctor import Finding, Level
+from fedkeel.study.doctor.measurements import (
     INPUTS_DIFFER,
     LABELS_DIFFER,
     LABELS_DIFFER_MUCH,
     Measurements,
 )
-from fedkeel.errors import counted
-from fedkeel.records.doctor import Finding, Level
 
 GINI_NOTABLE, GINI_PROBLEM = 0.2, 0.5
 CONFLICT_NOTABLE, CONFLICT_PROBLEM = 0.1, 0.3

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.values import only_tensor
-from fedkeel.diagnose.measured import RoundDiagnostics, mean
-from fedkeel.diagnose.models import ModelState, shards
-from fedkeel.diagnose.observed_round import ObservedRound
-from fedkeel.diagnose.updates import layers_of
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.features.diagnose.measured import RoundDiagnostics, mean
+from fedkeel.features.diagnose.models import ModelState, shards
+from fedkeel.features.diagnose.observed_round import ObservedRound
+from fedkeel.features.diagnose.updates import layers_of
 from fedkeel.task.batch import Batch
 
 _BLOCK = 4096

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.data.dataset import Dataset
-from fedkeel.diagnose.measured import RoundDiagnostics, mean
-from fedkeel.diagnose.models import ModelState, measure
-from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.features.diagnose.measured import RoundDiagnostics, mean
+from fedkeel.features.diagnose.models import ModelState, measure
+from fedkeel.features.diagnose.observed_round import ObservedRound
 from fedkeel.method.context import Floats
 from fedkeel.rng import torch_seed
 from fedkeel.task.batch import Batch

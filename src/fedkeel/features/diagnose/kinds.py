@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fedkeel import config
-from fedkeel.config.diagnose import Kind
-from fedkeel.diagnose.cka import measure_cka
-from fedkeel.diagnose.drift import measure_conflict, measure_drift, measure_participation
-from fedkeel.diagnose.fisher import LIKELIHOODS, measure_fisher
-from fedkeel.diagnose.forgetting import measure_forgetting, measure_global_forgetting
-from fedkeel.diagnose.landscape import measure_landscape, measure_sharpness
-from fedkeel.diagnose.measured import RoundDiagnostics
-from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import TrainingSetup
-from fedkeel.errors import ConfigError
-from fedkeel.records.baselines import BASELINES
+from fedkeel.features.diagnose.cka import measure_cka
+from fedkeel.features.diagnose.drift import measure_conflict, measure_drift, measure_participation
+from fedkeel.features.diagnose.fisher import LIKELIHOODS, measure_fisher
+from fedkeel.features.diagnose.forgetting import measure_forgetting, measure_global_forgetting
+from fedkeel.features.diagnose.landscape import measure_landscape, measure_sharpness
+from fedkeel.features.diagnose.measured import RoundDiagnostics
+from fedkeel.features.diagnose.observed_round import ObservedRound
+from fedkeel.features.diagnose.settings import Kind
 from fedkeel.task.losses import loss_name
 
 Refuse = Callable[[TrainingSetup], str]
@@ -72,40 +69,3 @@ DIAGNOSTICS: Mapping[Kind, DiagnosticKind] = {
     "landscape": DiagnosticKind(measure_landscape, _needs_global_model),
     "sharpness": DiagnosticKind(measure_sharpness, _needs_global_model),
 }
-
-
-def check_federation(settings: config.Run) -> None:
-    """Refuse diagnostics that train clients where these are on nodes.
-
-    Raises:
-        ConfigError: names the kind.
-    """
-    for kind in settings.diagnose.kinds:
-        if settings.flower.secure_aggregation:
-            raise ConfigError(
-                f"The diagnostics {kind!r} cannot be measured under secure aggregation.",
-                why="they compare single clients' updates, of which the server sees the sum alone",
-                do="leave it out of diagnose.kinds, or simulate the federation: fedkeel run",
-            )
-        if DIAGNOSTICS[kind].trains:
-            raise ConfigError(
-                f"The diagnostics {kind!r} cannot be measured in a Flower federation.",
-                why="they train clients once more, and clients train on their nodes",
-                do="leave it out of diagnose.kinds, or simulate the federation: fedkeel run",
-            )
-
-
-def check_kinds(settings: config.Run, setup: TrainingSetup) -> None:
-    """Refuse diagnostics that cannot be measured in a run. A baseline has none, whatever is asked.
-
-    Raises:
-        ConfigError: names the kind, and the reason.
-    """
-    for kind in () if settings.method in BASELINES else settings.diagnose.kinds:
-        if reason := DIAGNOSTICS[kind].refuse(setup):
-            fitting = [name for name, item in DIAGNOSTICS.items() if not item.refuse(setup)]
-            raise ConfigError(
-                f"The diagnostics {kind!r} cannot be measured in a run of {settings.method!r}.",
-                why=reason,
-                do=f"leave it out of diagnose.kinds; what can be measured: {', '.join(fitting)}",
-            )

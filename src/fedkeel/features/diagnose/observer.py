@@ -11,24 +11,27 @@ import torch
 
 from fedkeel import tree
 from fedkeel.clock import Lap
-from fedkeel.diagnose.clients import ObservedClients
-from fedkeel.diagnose.kinds import DIAGNOSTICS
-from fedkeel.diagnose.measured import RoundDiagnostics
-from fedkeel.diagnose.models import ModelState
-from fedkeel.diagnose.observed_round import ObservedRound
 from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.features.diagnose.clients import ObservedClients
+from fedkeel.features.diagnose.kinds import DIAGNOSTICS
+from fedkeel.features.diagnose.measured import RoundDiagnostics
+from fedkeel.features.diagnose.models import ModelState
+from fedkeel.features.diagnose.observed_round import ObservedRound
+from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import Ints, Message
 from fedkeel.method.round_values import RoundResult
 from fedkeel.method.server_round import raw_weights
 from fedkeel.records.rows import RoundRecord
 from fedkeel.rng import seed_torch, torch_seed
+from fedkeel.runner.callbacks import RunInfo
+from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.tree import Tree
 
 
-class Observer:
+class Observer(Hooks):
     """Diagnoses the rounds of a run.
 
     Where the engine has left one sum of the updates in place of a row for each client, the cohort
@@ -36,17 +39,20 @@ class Observer:
 
     Args:
         prepared: the run.
-        device: where models are used, None for the processor.
+        settings: what is measured.
     """
 
-    def __init__(self, prepared: Prepared, device: str | None = None) -> None:
-        self._settings = prepared.settings.diagnose
-        self._rounds = prepared.settings.rounds
-        self._kinds = () if prepared.is_baseline else self._settings.kinds
-        self._device = torch.device(device or "cpu")
-        self._setup = prepared.setup.on(self._device) if self._kinds else prepared.setup
+    def __init__(self, prepared: Prepared, settings: Diagnose) -> None:
+        self._settings, self._rounds = settings, prepared.settings.rounds
+        self._setup, self._device = prepared.setup, torch.device("cpu")
+        self._measured = RoundDiagnostics()
 
-    def observe(
+    def on_run_begin(self, run: RunInfo) -> None:
+        """Use models where the engine does."""
+        self._device = torch.device(run.record.engine.first_device or "cpu")
+        self._setup = self._setup.on(self._device)
+
+    def after_server_step(
         self,
         engine: TrainingEngine,
         message: Message,
@@ -54,37 +60,34 @@ class Observer:
         result: RoundResult,
         rows: Sequence[RoundRecord],
         lap: Lap,
-    ) -> RoundDiagnostics:
-        """Return the diagnostics of a round, nothing where it is not due.
-
-        It is called before the new state of the clients counts.
-
-        Args:
-            engine: has the state of the clients before the round.
-            message: what they received.
-            trained: what they replied.
-            result: the server after the round.
-            rows: the rounds before.
-            lap: called with ``diagnostics`` at the end.
-        """
+    ) -> None:
+        """Diagnose the round where it is due."""
         round = result.server.round
         is_due = round % self._settings.every == 0 or round == self._rounds
-        if not self._kinds or not is_due or not len(result.clients):
-            return RoundDiagnostics()
+        self._measured = RoundDiagnostics()
+        if not is_due or not len(result.clients):
+            return
         lap("server")
-        measured = RoundDiagnostics()
         with (
             torch.no_grad(),
             use_numerics(self._setup.precision),
             torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []),
         ):
             seen = self._seen(engine, message, trained, result, rows)
-            for kind in self._kinds:
+            for kind in self._settings.kinds:
                 seed_torch(torch_seed(self._setup.seed, "diagnose", round))
                 with explain_errors(f"The diagnostics {kind!r} of round {round} failed"):
-                    measured |= DIAGNOSTICS[kind].measure(seen).named(kind)
+                    self._measured |= DIAGNOSTICS[kind].measure(seen).named(kind)
         lap("diagnostics")
-        return measured
+
+    def recorded(self, row: RoundRecord) -> RoundRecord:
+        """Return the record of a round with what was measured in it."""
+        measured, self._measured = self._measured, RoundDiagnostics()
+        return replace(
+            row,
+            diagnostics={**row.diagnostics, **measured.numbers},
+            breakdowns={**row.breakdowns, **measured.breakdowns},
+        )
 
     def _seen(
         self,

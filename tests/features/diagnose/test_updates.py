@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeel.diagnose import forgetting, updates
+from fedkeel.features.diagnose import forgetting, updates
 
 
 @pytest.fixture

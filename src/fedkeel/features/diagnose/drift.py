@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.diagnose.measured import RoundDiagnostics, by_layer, mean
-from fedkeel.diagnose.observed_round import ObservedRound
-from fedkeel.diagnose.updates import (
+from fedkeel.features.diagnose.measured import RoundDiagnostics, by_layer, mean
+from fedkeel.features.diagnose.observed_round import ObservedRound
+from fedkeel.features.diagnose.updates import (
     conflict_share,
     cosines,
     cosines_with_mean,

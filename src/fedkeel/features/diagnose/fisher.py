@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.data.values import Values, count_of, map_values, rows_of
-from fedkeel.diagnose.measured import RoundDiagnostics, mean
-from fedkeel.diagnose.models import ModelState
-from fedkeel.diagnose.observed_round import ObservedRound, some
 from fedkeel.dispatch import grad
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.features.diagnose.measured import RoundDiagnostics, mean
+from fedkeel.features.diagnose.models import ModelState
+from fedkeel.features.diagnose.observed_round import ObservedRound, some
 from fedkeel.method.context import Ints
 from fedkeel.task.batch import Batch
 from fedkeel.task.losses import bce, cross_entropy, poisson, token_cross_entropy

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 import toys
-from fedkeel.diagnose import cka, landscape
-from fedkeel.diagnose.fisher import correlation, fisher_information
-from fedkeel.diagnose.models import ModelState, measure
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.features.diagnose import cka, landscape
+from fedkeel.features.diagnose.fisher import correlation, fisher_information
+from fedkeel.features.diagnose.models import ModelState, measure
 from fedkeel.records.rows import RoundRecord
 from harness import ORACLES
 

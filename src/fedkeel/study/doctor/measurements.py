@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedkeel.diagnose.heterogeneity import LabelSkew, MomentSkew, Separability, SizeSkew
 from fedkeel.records.score import ACCURACY, MetricInfo
+from fedkeel.study.doctor.heterogeneity import LabelSkew, MomentSkew, Separability, SizeSkew
 
 LABELS_DIFFER, LABELS_DIFFER_MUCH = 0.15, 0.45
 """Total variation beyond chance from which labels count as skewed, and as strongly skewed."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.config import Diagnose
 from fedkeel.data.dataset import Dataset
-from fedkeel.diagnose.clients import ObservedClients
-from fedkeel.diagnose.models import ModelState, measure
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.features.diagnose.clients import ObservedClients
+from fedkeel.features.diagnose.models import ModelState, measure
+from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.method.context import Floats, Ints, Message
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.rng import generator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkeel.diagnose.measured import RoundDiagnostics, mean
-from fedkeel.diagnose.models import class_accuracies
-from fedkeel.diagnose.observed_round import ObservedRound
+from fedkeel.features.diagnose.measured import RoundDiagnostics, mean
+from fedkeel.features.diagnose.models import class_accuracies
+from fedkeel.features.diagnose.observed_round import ObservedRound
 from fedkeel.method.context import Floats
 
 

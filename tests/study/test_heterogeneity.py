@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedkeel.data.read.scaling import Moments
-from fedkeel.diagnose.heterogeneity import (
+from fedkeel.study.doctor.heterogeneity import (
     label_skew,
     moment_skew,
     size_skew,

@@ -13,9 +13,9 @@ import fedkeel as fk
 import toys
 from fedkeel.cli.common import ExperimentSource
 from fedkeel.cli.experiment import read_experiment
-from fedkeel.config.diagnose import KINDS
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, RunError
+from fedkeel.features.diagnose.settings import KINDS
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report.page import write_report
 from fedkeel.runner.prepare import prepare
@@ -289,7 +289,7 @@ def test_tasks_without_labels_have_what_has_a_meaning() -> None:
 
 def test_the_command_takes_kinds() -> None:
     digits = ExperimentSource(None, "digits", (), trust=False)
-    found = read_experiment(digits, "diagnose.every=3", diagnose="forgetting,cka")
+    found = read_experiment(digits, "diagnose.every=3", "diagnose.kinds=forgetting,cka")
     assert found.diagnose == fk.Diagnose(kinds=("forgetting", "cka"), every=3)
     assert read_experiment(digits).diagnose == fk.Diagnose()
     with pytest.raises(ConfigError, match="'kinds' has 'cka' twice"):

@@ -57,3 +57,9 @@ class Diagnose(Settings):
         if twice:
             raise ValueError(f"'kinds' has {sorted(twice)[0]!r} twice")
         return self
+
+
+def diagnose_of(settings: Settings) -> Diagnose:
+    """Return what the settings of a run ask to be diagnosed."""
+    diagnose: Diagnose = settings.diagnose  # type: ignore[attr-defined]
+    return diagnose

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedkeel.config import Choices, Space
-from fedkeel.diagnose.doctor_measurements import Measurements
+from fedkeel.study.doctor.measurements import Measurements
 
 FACTORS = (0.3, 1.0, 3.0)
 """Factors on the pilot's best learning rate that are tried, and that the file searches."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from fedkeel.diagnose.updates import layers_of
+from fedkeel.features.diagnose.updates import layers_of
 from fedkeel.method.context import Floats
 
 

@@ -1,1 +1,0 @@
-"""Diagnostics: what happens in a run, measured by observers that change none of its numbers."""

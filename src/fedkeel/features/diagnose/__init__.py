@@ -1,0 +1,1 @@
+"""Diagnostics: what happens in a run, measured by an observer that changes no number of it."""
