@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Entry:
+class Listed:
     """A method as it is listed.
 
     Args:
@@ -27,340 +27,342 @@ class Entry:
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-METHODS: Mapping[str, Entry] = {
-    "fedavg": Entry("mcmahan2017", "weighted mean of locally trained models"),
-    "fedsgd": Entry(
+METHODS: Mapping[str, Listed] = {
+    "fedavg": Listed("mcmahan2017", "weighted mean of locally trained models"),
+    "fedsgd": Listed(
         "mcmahan2017", "one full-batch gradient for each round", {"fedsgd": "fedsgd:FedSGD"}
     ),
-    "minibatch_sgd": Entry(
+    "minibatch_sgd": Listed(
         "woodworth2020",
         "mean of mini-batch gradients at the received model",
         {"minibatch_sgd": "fedsgd:MinibatchSGD"},
     ),
-    "fedprox": Entry(
+    "fedprox": Listed(
         "li2020fedprox", "proximal term towards the received model", {"fedprox": "fedprox:FedProx"}
     ),
-    "scaffold": Entry(
+    "scaffold": Listed(
         "karimireddy2020", "control variates against drift", {"scaffold": "scaffold:Scaffold"}
     ),
-    "fednova": Entry(
+    "fednova": Listed(
         "wang2020fednova", "updates normalised by local work", {"fednova": "fednova:FedNova"}
     ),
-    "momentum": Entry(
+    "momentum": Listed(
         "hsu2019", "momentum at the server (FedAvgM)", {"momentum": "fedavgm:ServerMomentum"}
     ),
-    "addition": Entry(
+    "addition": Listed(
         "mcmahan2017", "plain server step with a learning rate", {"addition": "server:Addition"}
     ),
-    "fedgc": Entry(
+    "fedgc": Listed(
         "fedgc2023",
         "gradient constraints at clients and server",
         {"fedgc.cgc": "fedgc:CGC", "fedgc.sgc": "fedgc:SGC"},
     ),
-    "gcfed": Entry(
+    "gcfed": Listed(
         "gcfed2025",
         "gradient centralisation, local and global",
         {"gcfed.local": "gcfed:LocalGC", "gcfed.global": "gcfed:GlobalGC"},
     ),
-    "localgc": Entry(
+    "localgc": Listed(
         "gcfed2025",
         "gradient centralisation at clients, all layers",
         {"gcfed.local": "gcfed:LocalGC"},
         {"": {"layers": "all"}},
     ),
-    "globalgc": Entry(
+    "globalgc": Listed(
         "gcfed2025", "gradient centralisation at the server", {"gcfed.global": "gcfed:GlobalGC"}
     ),
-    "fedgh": Entry("fedgh2024", "harmonised client updates", {"fedgh": "fedgh:FedGH"}),
-    "gradma": Entry(
+    "fedgh": Listed("fedgh2024", "harmonised client updates", {"fedgh": "fedgh:FedGH"}),
+    "gradma": Listed(
         "luo2023gradma",
         "gradient memory at workers and server",
         {"gradma.w": "gradma:GradMAW", "gradma.s": "gradma:GradMAS"},
     ),
-    "fedreg": Entry(
+    "fedreg": Listed(
         "xu2022fedreg", "alleviated forgetting with pseudo data", {"fedreg": "fedreg:FedReg"}
     ),
-    "fedadam": Entry("reddi2021", "Adam at the server", {"fedadam": "fedopt:FedAdam"}),
-    "fedyogi": Entry("reddi2021", "Yogi at the server", {"fedyogi": "fedopt:FedYogi"}),
-    "fedadagrad": Entry("reddi2021", "Adagrad at the server", {"fedadagrad": "fedopt:FedAdagrad"}),
-    "fedams": Entry("wang2022fedams", "AMSGrad at the server", {"fedams": "fedams:FedAMS"}),
-    "feddyn": Entry(
+    "fedadam": Listed("reddi2021", "Adam at the server", {"fedadam": "fedopt:FedAdam"}),
+    "fedyogi": Listed("reddi2021", "Yogi at the server", {"fedyogi": "fedopt:FedYogi"}),
+    "fedadagrad": Listed("reddi2021", "Adagrad at the server", {"fedadagrad": "fedopt:FedAdagrad"}),
+    "fedams": Listed("wang2022fedams", "AMSGrad at the server", {"fedams": "fedams:FedAMS"}),
+    "feddyn": Listed(
         "acar2021feddyn", "dynamic regularisation of each client", {"feddyn": "feddyn:FedDyn"}
     ),
-    "fedcm": Entry(
+    "fedcm": Listed(
         "xu2021fedcm", "the last global direction in every local step", {"fedcm": "fedcm:FedCM"}
     ),
-    "fedsam": Entry(
+    "fedsam": Listed(
         "qu2022fedsam", "gradients at the worst point nearby", {"fedsam": "fedsam:FedSAM"}
     ),
-    "clip": Entry("pascanu2013", "local gradients no longer than a bound", {"clip": "clip:Clip"}),
-    "topk": Entry(
+    "clip": Listed("pascanu2013", "local gradients no longer than a bound", {"clip": "clip:Clip"}),
+    "topk": Listed(
         "stich2018", "only the largest entries of the update are sent", {"topk": "compress:TopK"}
     ),
-    "quantise": Entry("alistarh2017", "updates sent in 8 bits", {"quantise": "compress:Quantise"}),
-    "median": Entry(
+    "quantise": Listed("alistarh2017", "updates sent in 8 bits", {"quantise": "compress:Quantise"}),
+    "median": Listed(
         "yin2018", "coordinate-wise median of the updates", {"median": "robust:Median"}
     ),
-    "trimmed_mean": Entry(
+    "trimmed_mean": Listed(
         "yin2018",
         "coordinate-wise mean without the extremes",
         {"trimmed_mean": "robust:TrimmedMean"},
     ),
-    "krum": Entry(
+    "krum": Listed(
         "blanchard2017", "the update that is closest to its nearest others", {"krum": "krum:Krum"}
     ),
-    "multikrum": Entry(
+    "multikrum": Listed(
         "blanchard2017",
         "mean of the updates that are closest together",
         {"multikrum": "krum:MultiKrum"},
     ),
-    "bulyan": Entry(
+    "bulyan": Listed(
         "elmhamdi2018",
         "updates chosen by Krum, averaged near their median",
         {"bulyan": "krum:Bulyan"},
     ),
-    "geomedian": Entry(
+    "geomedian": Listed(
         "pillutla2022",
         "geometric median of the updates",
         {"geomedian": "geomedian:GeometricMedian"},
     ),
-    "cclip": Entry(
+    "cclip": Listed(
         "karimireddy2021history",
         "updates clipped around the last aggregate",
         {"cclip": "cclip:CentredClipping"},
     ),
-    "normbound": Entry(
+    "normbound": Listed(
         "sun2019backdoor", "updates no longer than a bound", {"normbound": "normbound:NormBound"}
     ),
-    "nnm": Entry(
+    "nnm": Listed(
         "allouah2023", "each update averaged with its nearest ones", {"nnm": "mixing:NearestMixing"}
     ),
-    "bucketing": Entry(
+    "bucketing": Listed(
         "karimireddy2022", "means of random buckets of updates", {"bucketing": "mixing:Bucketing"}
     ),
-    "fedacg": Entry(
+    "fedacg": Listed(
         "kim2024fedacg", "clients start ahead along the momentum", {"fedacg": "fedacg:FedACG"}
     ),
-    "domo": Entry(
+    "domo": Listed(
         "xu2022domo", "server momentum fused into what clients receive", {"domo": "domo:DOMO"}
     ),
-    "fedvarp": Entry(
+    "fedvarp": Listed(
         "jhunjhunwala2022",
         "absent clients' last updates as control variates",
         {"fedvarp": "fedvarp:FedVARP"},
     ),
-    "mifa": Entry("gu2021mifa", "mean of all clients' last updates", {"mifa": "mifa:MIFA"}),
-    "mime": Entry(
+    "mifa": Listed("gu2021mifa", "mean of all clients' last updates", {"mifa": "mifa:MIFA"}),
+    "mime": Listed(
         "karimireddy2021mime", "a fixed server momentum in corrected steps", {"mime": "mime:Mime"}
     ),
-    "mimelite": Entry(
+    "mimelite": Listed(
         "karimireddy2021mime",
         "a fixed server momentum in every local step",
         {"mimelite": "mime:MimeLite"},
     ),
-    "dpclient": Entry(
+    "dpclient": Listed(
         "mcmahan2018dp",
         "clipped updates with noise on their sum",
         {"dpclient": "dpclient:ClientDP"},
     ),
-    "dpquantile": Entry(
+    "dpquantile": Listed(
         "andrew2021",
         "updates clipped at a quantile of their norms, with noise",
         {"dpquantile": "dpclient:AdaptiveClientDP"},
     ),
-    "dpsgd": Entry("abadi2016", "clipped example gradients with noise", {"dpsgd": "dpsgd:DPSGD"}),
-    "fedlc": Entry("zhang2022fedlc", "scores calibrated by class counts", {"fedlc": "fedlc:FedLC"}),
-    "fedntd": Entry(
+    "dpsgd": Listed("abadi2016", "clipped example gradients with noise", {"dpsgd": "dpsgd:DPSGD"}),
+    "fedlc": Listed(
+        "zhang2022fedlc", "scores calibrated by class counts", {"fedlc": "fedlc:FedLC"}
+    ),
+    "fedntd": Listed(
         "lee2022fedntd", "distillation of the not-true classes", {"fedntd": "fedntd:FedNTD"}
     ),
-    "feddecorr": Entry(
+    "feddecorr": Listed(
         "shi2023feddecorr", "uncorrelated features", {"feddecorr": "feddecorr:FedDecorr"}
     ),
-    "moon": Entry("li2021moon", "features near the received model's", {"moon": "moon:Moon"}),
-    "fedmlb": Entry(
+    "moon": Listed("li2021moon", "features near the received model's", {"moon": "moon:Moon"}),
+    "fedmlb": Listed(
         "kim2022fedmlb", "hybrids of local and received blocks", {"fedmlb": "fedmlb:FedMLB"}
     ),
-    "fedsol": Entry(
+    "fedsol": Listed(
         "lee2024fedsol",
         "gradients away from the received model's outputs",
         {"fedsol": "fedsol:FedSOL"},
     ),
-    "fedcurv": Entry(
+    "fedcurv": Listed(
         "shoham2019fedcurv",
         "a penalty on parameters that other clients need",
         {"fedcurv": "fedcurv:FedCurv"},
     ),
-    "fedexp": Entry(
+    "fedexp": Listed(
         "jhunjhunwala2023fedexp",
         "a longer server step where updates cancel out",
         {"fedexp": "fedexp:FedExP"},
     ),
-    "fedlesam": Entry(
+    "fedlesam": Listed(
         "fan2024fedlesam",
         "gradients at a point back along the last global step",
         {"fedlesam": "fedlesam:FedLESAM"},
     ),
-    "fedspeed": Entry(
+    "fedspeed": Listed(
         "sun2023fedspeed",
         "a corrected proximal term, and gradients uphill",
         {"fedspeed": "fedspeed:FedSpeed"},
     ),
-    "fedsmoo": Entry(
+    "fedsmoo": Listed(
         "sun2023fedsmoo",
         "FedDyn on gradients uphill, in a direction that clients agree on",
         {"fedsmoo": "fedsmoo:FedSMOO"},
     ),
-    "fedtrip": Entry(
+    "fedtrip": Listed(
         "li2023fedtrip",
         "near the received model and away from the client's last one",
         {"fedtrip": "fedtrip:FedTrip"},
     ),
-    "fedgamma": Entry(
+    "fedgamma": Listed(
         "dai2023fedgamma",
         "SCAFFOLD on gradients at the worst point nearby",
         {"scaffold": "scaffold:Scaffold", "fedsam": "fedsam:FedSAM"},
     ),
-    "mofedsam": Entry(
+    "mofedsam": Listed(
         "qu2022fedsam",
         "FedCM on gradients at the worst point nearby",
         {"fedcm": "fedcm:FedCM", "fedsam": "fedsam:FedSAM"},
     ),
-    "feddisco": Entry(
+    "feddisco": Listed(
         "ye2023feddisco",
         "weights from how unevenly a client's classes are mixed",
         {"feddisco": "feddisco:FedDisco"},
     ),
-    "feduv": Entry(
+    "feduv": Listed(
         "son2024feduv", "varied probabilities and scattered features", {"feduv": "feduv:FedUV"}
     ),
-    "fednar": Entry(
+    "fednar": Listed(
         "li2023fednar",
         "gradient and weight decay shortened together",
         {"fednar": "fednar:FedNAR"},
     ),
-    "fedper": Entry(
+    "fedper": Listed(
         "arivazhagan2019fedper", "each client keeps its head", {"fedper": "fedper:FedPer"}
     ),
-    "fedrep": Entry(
+    "fedrep": Listed(
         "collins2021fedrep",
         "each client's own head, trained before the base",
         {"fedrep": "fedrep:FedRep"},
     ),
-    "lgfedavg": Entry(
+    "lgfedavg": Listed(
         "liang2020lgfedavg",
         "each client keeps its representation",
         {"lgfedavg": "lgfedavg:LGFedAvg"},
     ),
-    "fedbn": Entry("li2021fedbn", "each client keeps its normalisation", {"fedbn": "fedbn:FedBN"}),
-    "fedbabu": Entry(
+    "fedbn": Listed("li2021fedbn", "each client keeps its normalisation", {"fedbn": "fedbn:FedBN"}),
+    "fedbabu": Listed(
         "oh2022fedbabu",
         "a head that never moves, fine-tuned by each client",
         {"fedbabu": "fedbabu:FedBABU"},
     ),
-    "fedrod": Entry(
+    "fedrod": Listed(
         "chen2022fedrod",
         "a balanced head, and each client's own beside it",
         {"fedrod": "fedrod:FedRoD"},
     ),
-    "fedproto": Entry(
+    "fedproto": Listed(
         "tan2022fedproto",
         "each client's own model, with the mean features of each class shared",
         {"fedproto": "fedproto:FedProto"},
     ),
-    "ditto": Entry(
+    "ditto": Listed(
         "li2021ditto", "each client's own model, drawn to the global one", {"ditto": "ditto:Ditto"}
     ),
-    "apfl": Entry(
+    "apfl": Listed(
         "deng2020apfl", "each client's own model, mixed with the global one", {"apfl": "apfl:APFL"}
     ),
-    "pfedme": Entry(
+    "pfedme": Listed(
         "dinh2020pfedme", "a global model on the Moreau envelope", {"pfedme": "pfedme:PFedMe"}
     ),
-    "perfedavg": Entry(
+    "perfedavg": Listed(
         "fallah2020perfedavg",
         "a model that one local step makes personal",
         {"perfedavg": "perfedavg:PerFedAvg"},
     ),
-    "knnper": Entry(
+    "knnper": Listed(
         "marfoq2022knnper",
         "predictions by each client's nearest examples",
         {"knnper": "knnper:KNNPer"},
     ),
-    "fedala": Entry(
+    "fedala": Listed(
         "zhang2023fedala",
         "each client begins at a learned mixture with its own model",
         {"fedala": "fedala:FedALA"},
     ),
-    "finetune": Entry(
+    "finetune": Listed(
         "yu2020salvaging",
         "each client trains the global model once more",
         {"finetune": "finetune:FineTune"},
     ),
-    "fedinit": Entry(
+    "fedinit": Listed(
         "sun2023fedinit",
         "clients begin away from where they ended",
         {"fedinit": "fedinit:FedInit"},
     ),
-    "fedsalora": Entry(
+    "fedsalora": Listed(
         "guo2025fedsalora",
         "adapters whose matrix B stays at the client",
         {"fedsalora": "fedsalora:FedSALoRA"},
     ),
-    "scaffnew": Entry(
+    "scaffnew": Listed(
         "mishchenko2022proxskip",
         "control variates without extra messages (ProxSkip)",
         {"scaffnew": "scaffnew:Scaffnew"},
     ),
-    "fedau": Entry(
+    "fedau": Listed(
         "wang2024fedau", "weights by how seldom clients take part", {"fedau": "fedau:FedAU"}
     ),
-    "fedawa": Entry(
+    "fedawa": Listed(
         "shi2025fedawa", "aggregation weights trained at the server", {"fedawa": "fedawa:FedAWA"}
     ),
-    "qfedavg": Entry(
+    "qfedavg": Listed(
         "li2020qffl", "clients with a high loss count more (q-FFL)", {"qfedavg": "qfedavg:QFedAvg"}
     ),
-    "term": Entry(
+    "term": Listed(
         "li2021term", "weights tilted by the exponential of the loss", {"term": "term:TERM"}
     ),
-    "afl": Entry("mohri2019afl", "the worst mixture of clients", {"afl": "afl:AFL"}),
-    "fedadamw": Entry(
+    "afl": Listed("mohri2019afl", "the worst mixture of clients", {"afl": "afl:AFL"}),
+    "fedadamw": Listed(
         "liu2026fedadamw",
         "local AdamW from averaged second moments",
         {"fedadamw": "fedadamw:FedAdamW"},
     ),
-    "fedmuon": Entry(
+    "fedmuon": Listed(
         "takezawa2025fedmuon",
         "orthogonalised local momentum, bias corrected",
         {"fedmuon": "fedmuon:FedMuon"},
     ),
-    "fedswa": Entry(
+    "fedswa": Listed(
         "liu2025fedswa", "a learning rate that falls within each round", {"fedswa": "fedswa:FedSWA"}
     ),
-    "fedmoswa": Entry(
+    "fedmoswa": Listed(
         "liu2025fedswa",
         "FedSWA with control variates that are moving averages",
         {"fedswa": "fedswa:FedSWA", "fedmoswa.variates": "fedswa:MomentumVariates"},
     ),
-    "ffalora": Entry(
+    "ffalora": Listed(
         "sun2024ffalora",
         "adapters of which only one factor is trained",
         {"ffalora": "lora:FFALoRA"},
     ),
-    "rolora": Entry(
+    "rolora": Listed(
         "chen2025rolora", "adapters whose factors are trained in turn", {"rolora": "lora:RoLoRA"}
     ),
-    "fedlada": Entry(
+    "fedlada": Listed(
         "sun2023fedlada",
         "local AMSGrad amended by the last direction",
         {"fedlada": "fedlada:FedLADA"},
     ),
-    "fedbuff": Entry(
+    "fedbuff": Listed(
         "nguyen2022fedbuff",
         "a server step with every buffer of updates, without waiting",
         {"fedbuff": "fedbuff:FedBuff"},
     ),
-    "fedasync": Entry(
+    "fedasync": Listed(
         "xie2019fedasync",
         "each client's model mixed in as soon as it comes",
         {"fedasync": "fedasync:FedAsync"},

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.index import ALIASES, METHODS, Entry, installed_methods
+from fedkeel.method.index import ALIASES, METHODS, Listed, installed_methods
 from fedkeel.method.part import Part
 from fedkeel.method.plugins import load_parts
 
@@ -30,7 +30,7 @@ class Recipe:
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def _recipe(entry: Entry) -> Recipe:
+def _recipe(entry: Listed) -> Recipe:
     return Recipe(
         entry.paper, entry.title, _by_short_name(map(_import, entry.parts.values())), entry.defaults
     )

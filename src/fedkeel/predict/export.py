@@ -28,7 +28,7 @@ from fedkeel.records.files import write_bytes
 from fedkeel.task.outputs import tensors_in
 from fedkeel.user_code import one_line
 
-Answers = Callable[[Tensor], Sequence[Tensor]]
+_Answers = Callable[[Tensor], Sequence[Tensor]]
 """Inputs [N, ...] -> what a file answers."""
 
 _OTHERWISE = 1e-3
@@ -80,7 +80,7 @@ def export(model: TrainedModel, path: Path) -> Path:
             client standardises by itself; it cannot be traced; the file answers otherwise than the
             model; or ONNX is not installed.
     """
-    writers: dict[str, Callable[..., tuple[bytes, Answers]]] = {".onnx": _onnx, ".pt2": _program}
+    writers: dict[str, Callable[..., tuple[bytes, _Answers]]] = {".onnx": _onnx, ".pt2": _program}
     write = writers.get(path.suffix)
     if write is None:
         raise ModelError(
@@ -157,7 +157,7 @@ def _inputs_like(example: Tensor, preparation: InputPreparation, module: nn.Modu
 
 
 def _check_answers(
-    module: nn.Module, answers: Answers, inputs: Sequence[Tensor], path: Path
+    module: nn.Module, answers: _Answers, inputs: Sequence[Tensor], path: Path
 ) -> None:
     """Refuse a file that answers otherwise than the model, and warn where no input can be tried.
 
@@ -205,7 +205,7 @@ def _difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
     return ""
 
 
-def _program(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, Answers]:
+def _program(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, _Answers]:
     """Return the file of `torch.export`, and what it answers."""
     shapes = ({0: torch.export.Dim("examples")},)
     program = torch.export.export(module, (example,), dynamic_shapes=shapes)
@@ -215,7 +215,7 @@ def _program(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple
     return out.getvalue(), lambda x: tensors_in(read(x))
 
 
-def _onnx(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, Answers]:
+def _onnx(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, _Answers]:
     """Return the file of ONNX, and what it answers."""
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ModelError(

@@ -17,7 +17,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.feature_hooks import Hooks
-from fedkeel.runner.schedule import Schedule
+from fedkeel.runner.schedule import RoundSchedule
 
 GroupKind = Literal["comparison", "search"]
 """What runs can belong to."""
@@ -175,7 +175,7 @@ class Feature:
 
     def schedule(
         self, prepared: Prepared, select: Select, engine: TrainingEngine | None
-    ) -> Schedule | None:
+    ) -> RoundSchedule | None:
         """Return who trains for each step of the server; None for the clients of each round.
 
         Args:

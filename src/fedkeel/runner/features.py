@@ -15,7 +15,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.feature import Feature, RunGroup
 from fedkeel.runner.feature_hooks import Hooks
-from fedkeel.runner.schedule import Schedule
+from fedkeel.runner.schedule import RoundSchedule
 
 
 @cache
@@ -69,7 +69,7 @@ def hooks_of(prepared: Prepared) -> list[Hooks]:
 
 def schedule_of(
     prepared: Prepared, select: Select, engine: TrainingEngine | None = None
-) -> Schedule:
+) -> RoundSchedule:
     """Return who trains for each step of the server: as a feature says, else each round's clients.
 
     Args:
@@ -78,4 +78,4 @@ def schedule_of(
         engine: runs the clients in place of an engine on this machine.
     """
     made = (item.schedule(prepared, select, engine) for item in features_of(prepared).values())
-    return next((schedule for schedule in made if schedule is not None), Schedule(select))
+    return next((schedule for schedule in made if schedule is not None), RoundSchedule(select))

@@ -12,7 +12,7 @@ from fedkeel.method.round_values import Server
 from fedkeel.runner.feature_hooks import Hooks
 
 
-class Schedule(Hooks):
+class RoundSchedule(Hooks):
     """The clients of a round, which all begin at its model; the server waits for all of them.
 
     A feature may give a run another schedule: see `Feature.schedule`.

@@ -9,7 +9,7 @@ import pytest
 
 from fedkeel.config import Flower
 from fedkeel.errors import CompositionError, ConfigError
-from fedkeel.features.secure.feature import SecureSums
+from fedkeel.features.secure.feature import SecureAggregation
 from fedkeel.records.run_record import RunRecord, to_json
 from fedkeel.report.runs import main_settings
 from fedkeel.runner.features import check_nodes
@@ -48,7 +48,7 @@ def test_the_key_knows_sums_and_none_of_their_settings() -> None:
     keys = [prepared(flower=flower).key for flower in (Flower(), SUMS, Flower(quorum=0.7))]
     assert keys[0] == keys[2] != keys[1]
     assert prepared(flower=SUMS.model_copy(update={"secure_norm": 2.0})).key == keys[1]
-    assert prepared().feature(SecureSums) is None
+    assert prepared().feature(SecureAggregation) is None
 
 
 def test_what_a_record_says_is_read_and_shown() -> None:

@@ -8,7 +8,7 @@ from fedkeel.base.feature import Declaration
 class SecureSumsDeclaration(Declaration):
     """Sums of which a server sees no single update: asked for by flower.secure_aggregation."""
 
-    feature = "fedkeel.features.secure.feature:SecureSums"
+    feature = "fedkeel.features.secure.feature:SecureAggregation"
     table = "secure_sums"
     meaning = "the server sees sums over the nodes only, as flower.secure_aggregation says."
     record_class = str

@@ -15,7 +15,7 @@ from fedkeel.method.grammar import parse
 from fedkeel.runner.feature import Feature
 
 
-class SecureSums(Feature):
+class SecureAggregation(Feature):
     """Sums in place of single updates, which ``flower.secure_aggregation`` asks for."""
 
     settings: Flower

@@ -24,14 +24,14 @@ from fedkeel.method.part import traits_of
 from fedkeel.method.round_values import Replies, Server
 from fedkeel.method.server_round import raw_weights, server_message
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.schedule import Schedule
+from fedkeel.runner.schedule import RoundSchedule
 from fedkeel.tree import State
 
 PREFIX = "versions/"
 """What the names of a checkpoint's arrays begin with that hold models which clients train from."""
 
 
-class Arrivals(Schedule):
+class Arrivals(RoundSchedule):
     """The clients whose replies a server that does not wait takes in a step.
 
     It keeps the models that clients were sent, and trains clients when their replies are due. What

@@ -23,7 +23,7 @@ from fedkeel.features.time.trainings import Trainings, VirtualTrainings
 from fedkeel.features.time.work import client_work
 from fedkeel.runner.defence_warnings import share_of_all
 from fedkeel.runner.feature import Feature
-from fedkeel.runner.schedule import Schedule
+from fedkeel.runner.schedule import RoundSchedule
 
 
 @runtime_checkable
@@ -101,7 +101,7 @@ class VirtualTime(Feature):
 
     def schedule(
         self, prepared: Prepared, select: Select, engine: TrainingEngine | None
-    ) -> Schedule | None:
+    ) -> RoundSchedule | None:
         """Return who replies to which step of a run's server, and when.
 
         Raises:

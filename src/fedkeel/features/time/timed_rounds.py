@@ -13,10 +13,10 @@ from fedkeel.data.partition.common import Floats
 from fedkeel.features.time.schedule import Synchronous
 from fedkeel.method.context import Message
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.schedule import Schedule
+from fedkeel.runner.schedule import RoundSchedule
 
 
-class TimedRounds(Schedule):
+class TimedRounds(RoundSchedule):
     """The clients of a round that reply in time, and virtual time in the rows.
 
     Args:
