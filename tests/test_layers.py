@@ -363,7 +363,7 @@ def test_the_core_names_no_feature() -> None:
     of_budget = {"config.Privacy", "privacy_of", "account_of", "PrivacyBudget"}
     of_selection = {"SelectionByLosses", "SelectorByLosses", "local_losses"}
     of_stop = {"settings.stop", "config.Stop", "EarlyStopping", "BestModelKeeper"}
-    of_baselines = {"ClientModels", "pooled_work", "in_one_place"}
+    of_baselines = {"CENTRALISED", "ClientModels", "pooled_work", "in_one_place"}
     of_track = {"settings.track", "config.Track", "Tracking"}
     of_attackers = {"attack", "Attack", "adversar", "Adversar", "poisoned"}
     of_personal = {"with_personal_scores", "with_client_scores", "score_columns"}

@@ -283,7 +283,7 @@ def test_runs_of_another_model_data_or_version_are_in_no_row_of_new_ones(
         assert len({run.record.data.fingerprint for run in entry.runs}) == 1
     every = load_runs([p for p in tmp_path.iterdir() if p.is_dir()])
     assert sorted(len(entry.runs) for entry in every) == [2, 3, 3]
-    for name in ("prepare", "manifest"):
+    for name in ("identity", "manifest"):
         monkeypatch.setattr(f"fedkeel.runner.{name}.__version__", "0.0.0")
     found = again(1, width=9, data=1)
     assert ([row["seeds"] for row in found.rows], found.others) == ([1], 3)

@@ -112,6 +112,8 @@ class Declaration:
         shorthand: the setting that a text or a list in place of the table sets; "" for none.
         places: settings of its table that name a file, a folder or an address.
         decides_numbers: whether its settings can change a number of a run.
+        baselines: runs that send nothing and that it makes, by the name that stands in place of a
+            method, and what each is.
         figures: the numbers that its hooks add to round records.
         charts: titles of charts of what its hooks add to `diagnostics` and `breakdowns` of round
             records, by name there.
@@ -136,6 +138,7 @@ class Declaration:
     shorthand: ClassVar[str] = ""
     places: ClassVar[tuple[str, ...]] = ()
     decides_numbers: ClassVar[bool] = True
+    baselines: ClassVar[Mapping[str, str]] = {}
     figures: ClassVar[tuple[Figure, ...]] = ()
     charts: ClassVar[Mapping[str, str]] = {}
     entries: ClassVar[tuple[Entry, ...]] = ()
@@ -185,6 +188,13 @@ def declared_tables() -> Mapping[str, type[Declaration]]:
     """Return the features that have a table of settings of their own."""
     every = declarations().items()
     return {table: kind for table, kind in every if kind.settings_class is not Settings}
+
+
+@cache
+def baselines() -> Mapping[str, str]:
+    """Return the runs that send nothing, by the name in place of a method, and what each is."""
+    kinds = declarations().values()
+    return {name: meaning for kind in kinds for name, meaning in kind.baselines.items()}
 
 
 @cache

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fedkeel.base.feature import baselines
 from fedkeel.config import ChosenWeights
 from fedkeel.errors import CompositionError, FedkeelError, did_you_mean
 from fedkeel.method.compose import Plan, compose
 from fedkeel.method.index import ALIASES, installed_methods
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.registry import REGISTRY, Recipe, find_recipe
-from fedkeel.records.baselines import BASELINES
 from fedkeel.user_code import one_line, where_raised
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -191,7 +191,7 @@ def _similar_methods(name: str) -> str:
 
 def _kinds(term: Term, expression: str) -> tuple[dict[str, type[Part]], Recipe]:
     """Return the classes of a term's parts by short name, and the recipe they are from."""
-    if term.name in BASELINES:
+    if term.name in baselines():
         raise CompositionError(
             f"'{term.name}' is a baseline, not a method.",
             got=expression,

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar, get_args
 
-from fedkeel.base.feature import figures
-from fedkeel.records.baselines import BASELINES
+from fedkeel.base.feature import baselines, figures
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import ACCURACY, LOSS, MetricInfo
 from fedkeel.records.statistics import SeedValues, Stat, finite_or_none, mean_of_last
@@ -165,7 +164,7 @@ class MethodSummary:
     def baseline(self) -> str:
         """The name of the baseline that it is, "" for a method."""
         name = self.method.split(" · ")[0]
-        return name if name in BASELINES else ""
+        return name if name in baselines() else ""
 
     def values(self, quantity: str) -> list[float]:
         """Return a figure for each seed that has it."""

@@ -11,9 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.base.feature import figures
+from fedkeel.base.feature import baselines, figures
 from fedkeel.errors import counted, printable
-from fedkeel.records.baselines import BASELINES
 from fedkeel.records.paired import paired_difference
 from fedkeel.records.statistics import Stat, is_tied
 from fedkeel.report.claims import Claims
@@ -220,8 +219,8 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
             notes.append(Footnote(capital(figure.heading), figure.footnote))
     if any(method.unfinished for method in methods):
         notes.append(Footnote("†", "not every run is finished."))
-    baselines = dict.fromkeys(method.baseline for method in methods if method.baseline)
-    notes += [Footnote(name, f"{BASELINES[name]}.") for name in baselines]
+    shown = dict.fromkeys(method.baseline for method in methods if method.baseline)
+    notes += [Footnote(name, f"{baselines()[name]}.") for name in shown]
     for method in methods:
         if method.failed:
             text = f"training failed in {counted(method.failed, 'run')}."

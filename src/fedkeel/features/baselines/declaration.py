@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from fedkeel.base.feature import Declaration
+from fedkeel.records.baselines import LOCAL
+
+CENTRALISED = "centralised"
 
 
 class BaselinesDeclaration(Declaration):
@@ -10,5 +16,10 @@ class BaselinesDeclaration(Declaration):
 
     feature = "fedkeel.features.baselines.feature:Baseline"
     table = "baselines"
+    baselines: ClassVar[Mapping[str, str]] = {
+        LOCAL: "each client trains alone; the score is of the models of all clients",
+        CENTRALISED: "one model is trained on the examples of all clients in one place, by as many "
+        "steps as the clients make together",
+    }
     report = "fedkeel.features.baselines.report:BaselinesReport"
     meaning = "a run that sends nothing, to which methods are compared."

@@ -8,8 +8,9 @@ from typing import Self
 from fedkeel import config
 from fedkeel.engine.prepared import Draft, Prepared
 from fedkeel.features.baselines.client_models import ClientModels
+from fedkeel.features.baselines.declaration import CENTRALISED, BaselinesDeclaration
 from fedkeel.features.baselines.training import alone, described, goes_on, pooled_work
-from fedkeel.records.baselines import BASELINES, CENTRALISED, LOCAL
+from fedkeel.records.baselines import LOCAL
 from fedkeel.runner.feature import Feature
 
 
@@ -22,7 +23,7 @@ class Baseline(Feature):
     @classmethod
     def of(cls, settings: config.Run, table: str) -> Self | None:
         """Return the baseline where the method is the name of one."""
-        return cls(settings) if settings.method in BASELINES else None
+        return cls(settings) if settings.method in BaselinesDeclaration.baselines else None
 
     def wrap(self, draft: Draft) -> Draft:
         """Return the run with each client alone, or with all examples in one place."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fedkeel.records.baselines import CENTRALISED, LOCAL
+from fedkeel.features.baselines.declaration import CENTRALISED
+from fedkeel.records.baselines import LOCAL
 from fedkeel.report.claims import Lead, lead_over
 from fedkeel.report.feature_report import FeatureReport
 from fedkeel.report.formatting import quoted

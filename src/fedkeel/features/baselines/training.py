@@ -10,9 +10,10 @@ from fedkeel import config
 from fedkeel.data import batches
 from fedkeel.data.cohort import select
 from fedkeel.errors import counted
+from fedkeel.features.baselines.declaration import BaselinesDeclaration
 from fedkeel.method.context import Ints
 from fedkeel.method.local_training import LocalTraining
-from fedkeel.records.baselines import BASELINES, LOCAL
+from fedkeel.records.baselines import LOCAL
 
 
 def goes_on(training: LocalTraining) -> LocalTraining:
@@ -64,7 +65,7 @@ def described(method: str, local: config.Local) -> str:
         method: its name.
         local: how its clients train, or the one place.
     """
-    lines = [f"baseline {method}: {BASELINES[method]}"]
+    lines = [f"baseline {method}: {BaselinesDeclaration.baselines[method]}"]
     if method != LOCAL:
         steps = counted(local.steps or 0, "step")
         size = "all examples" if local.batch_size == "all" else f"batches of {local.batch_size}"

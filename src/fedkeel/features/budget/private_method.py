@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fedkeel.base.feature import baselines
 from fedkeel.config import Run
 from fedkeel.data.federation import Federation
 from fedkeel.errors import ConfigError
@@ -16,7 +17,6 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.method.parts.dpsgd import DPSGD
-from fedkeel.records.baselines import BASELINES
 
 NoisyPart = ClientDP | AdaptiveClientDP | DPSGD
 
@@ -43,7 +43,7 @@ def with_privacy(
         CompositionError: the method lets more of the data out than the budget counts.
         ConfigError: the budget does not allow a single round, or the settings have no account.
     """
-    if settings.method in BASELINES:
+    if settings.method in baselines():
         raise ConfigError(
             f"The baseline {settings.method!r} has no privacy budget.",
             why="its clients send nothing that noise could be added to",

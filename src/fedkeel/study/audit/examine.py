@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.base.feature import baselines
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.numerics import use_numerics
@@ -21,7 +22,6 @@ from fedkeel.features.budget.feature import privacy_of
 from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.features.stop.settings import Stop
 from fedkeel.records.audit import AttackResult, AuditRecord, Skipped
-from fedkeel.records.baselines import BASELINES
 from fedkeel.records.files import write_text
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import FINISHED, ProgressDisplay
@@ -99,7 +99,7 @@ def _settings(run: config.Run, settings: config.Audit) -> config.Run:
 
 
 def _checked(run: config.Run, ingredients: Ingredients, settings: config.Audit) -> Ingredients:
-    if run.method in BASELINES:
+    if run.method in baselines():
         raise ConfigError(
             f"The baseline {run.method!r} sends nothing that could be attacked.",
             do="audit a method: -s method=fedavg",
