@@ -364,21 +364,6 @@ def test_a_defence_of_too_few_clients(method: str, clients: int, told: str) -> N
     assert told in " ".join(found)
 
 
-def test_a_round_with_more_attackers_than_a_defence_withstands() -> None:
-    def told(method: str, clients: int, attackers: list[int]) -> list[str]:
-        adversary = fk.Adversary(kind="sign_flip", clients=attackers)
-        ready = prepared(method, per_round=clients, adversary=adversary)
-        return [text for text in find_warnings(ready) if "attacker" in text]
-
-    assert told("trimmed_mean(beta=0.2)", 5, [3]) == []
-    assert told("trimmed_mean(beta=0.2)", 5, [3, 4]) == [
-        "trimmed_mean(beta=0.2) withstands 1 of 5 clients, and a round may have 2 attackers "
-        "([adversary]): use 10 clients or more, or set beta = 0.4"
-    ]
-    (text,) = told("median", 3, [1, 2, 3, 4])
-    assert text.startswith("median withstands 1 of 3 clients, and a round may have 3 attackers")
-
-
 @pytest.mark.parametrize("sampling", ["uniform", "power_of_choice"])
 def test_a_deadline_that_nobody_misses(sampling: str) -> None:
     """The warning speaks of the schedule that the run follows."""

@@ -27,6 +27,7 @@ from fedkeel.report.runs import load_runs, main_settings
 from fedkeel.runner.engines import may_be_on_gpu
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
+from fedkeel.runner.warnings import find_warnings
 from fedkeel.study.doctor.runs import short_settings
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import prepared, same
@@ -121,6 +122,21 @@ def test_the_page_says_what_attackers_do(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["adversary"] == f"{said.removeprefix('attackers: ')}: 1, 4"
     assert "features" not in record
+
+
+def test_a_round_with_more_attackers_than_a_defence_withstands() -> None:
+    def told(method: str, clients: int, attackers: list[int]) -> list[str]:
+        adversary = fk.Adversary(kind="sign_flip", clients=attackers)
+        ready = prepared(method, per_round=clients, adversary=adversary)
+        return [text for text in find_warnings(ready) if "attacker" in text]
+
+    assert told("trimmed_mean(beta=0.2)", 5, [3]) == []
+    assert told("trimmed_mean(beta=0.2)", 5, [3, 4]) == [
+        "trimmed_mean(beta=0.2) withstands 1 of 5 clients, and a round may have 2 attackers "
+        "([adversary]): use 10 clients or more, or set beta = 0.4"
+    ]
+    (text,) = told("median", 3, [1, 2, 3, 4])
+    assert text.startswith("median withstands 1 of 3 clients, and a round may have 3 attackers")
 
 
 def test_short_runs_of_a_comparison_have_the_attackers_too() -> None:
