@@ -43,7 +43,7 @@ class Data:
         signal: root mean square of the class patterns, beside noise of deviation 1.
         test: number of test examples.
         seed: what everything is drawn from.
-        vocabulary: number of tokens of which inputs consist; 0 where they are no tokens.
+        vocabulary: number of tokens of which inputs consist; 0 where they are not tokens.
         every_place: whether a token is predicted at each place of an input.
     """
 

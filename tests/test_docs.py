@@ -219,7 +219,7 @@ def test_every_message_of_troubleshooting_is_one_of_the_source() -> None:
         one for one in quoted if not any(text.startswith(one.removesuffix("...")) for text in known)
     ]
     assert missing == []
-    assert all(re.search(r"[a-z]{3}.*[a-z]{3}", one) for one in quoted)  # none is dots alone
+    assert all(re.search(r"[a-z]{3}.*[a-z]{3}", one) for one in quoted)  # none is only dots
 
 
 def anchors(path: Path) -> set[str]:

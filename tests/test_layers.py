@@ -219,7 +219,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 def test_the_reference_path_knows_no_trick() -> None:
-    """The store alone keeps its table of slots in memory that processes may share."""
+    """Only the store keeps its table of slots in memory that processes may share."""
     graph = module_graph()
     path = {"fedkeel.engine.sequential", *reachable(graph, "fedkeel.engine.sequential")}
     tricks = ("vectorized", "compiler", "low_rank", "padding", "reply_rows", "round_buffers")
@@ -243,7 +243,7 @@ def imports_of(folder: str) -> set[str]:
 
 @pytest.mark.parametrize(("folder", "other"), [("server", "node"), ("node", "server")])
 def test_the_ends_of_a_federation_are_apart(folder: str, other: str) -> None:
-    """Server and node share the protocol alone."""
+    """Server and node share only the protocol."""
     names = imports_of(f"flower/{folder}")
     assert any(name.startswith("fedkeel.flower.protocol.") for name in names)
     for end in (other, "local"):

@@ -41,7 +41,7 @@ def clients_of(y: Any) -> Any:
 
 
 def predictions(folder: Path, outputs: int) -> Tensor:
-    """What the saved model answers on the test set, with torch alone."""
+    """What the saved model answers on the test set, only with torch."""
     module = nn.Linear(3, outputs).double()
     module.load_state_dict(load_file(folder / "model.safetensors"))
     with torch.no_grad():

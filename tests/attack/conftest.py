@@ -1,3 +1,3 @@
-"""The scripts here are no tests, and pytest collects none of them."""
+"""The scripts here are not tests, and pytest collects none of them."""
 
 collect_ignore_glob = ["*.py"]

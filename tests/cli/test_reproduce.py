@@ -73,7 +73,9 @@ def test_a_smaller_version_says_so_on_every_line(folder: Path) -> None:
     assert {row["quick"] for row in rows} == {"2 rounds of 6, the first setting"}
     assert {row["column"] for row in rows} == {"skew"}
     whole = call(*WORDS, "--show", "--json").json
-    assert {row["state"] for row in whole} == {"not run"}  # a smaller run is no run of the table
+    assert {row["state"] for row in whole} == {
+        "not run"
+    }  # a smaller run does not belong to the table
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ KINDS = [
     if isinstance(kind, type) and issubclass(kind, Settings) and kind is not Settings
 ] + [System, DeviceClass]
 FIELDS = [(kind, name) for kind in KINDS for name in kind.model_fields]
-LEAST: dict[type[Settings], dict[str, Any]] = {
+REQUIRED: dict[type[Settings], dict[str, Any]] = {
     config.Data: {"source": "digits"},
     DeviceClass: {"share": 1.0},
     config.Model: {"name": "mlp"},
@@ -36,14 +36,14 @@ LEAST: dict[type[Settings], dict[str, Any]] = {
     config.Privacy: {"epsilon": 1.0, "delta": 1e-5},
     config.Run: {"rounds": 1, "local": {"lr": 0.1, "epochs": 1}},
 }
-"""What a table needs at least."""
+"""The settings that each table needs."""
 
 
-def least(kind: type[Settings]) -> dict[str, Any]:
+def required(kind: type[Settings]) -> dict[str, Any]:
     if kind is Experiment:
         tables = {config.Data: "data", config.Partition: "partition", config.Model: "model"}
-        return LEAST[config.Run] | {name: LEAST[table] for table, name in tables.items()}
-    return LEAST.get(kind, {})
+        return REQUIRED[config.Run] | {name: REQUIRED[table] for table, name in tables.items()}
+    return REQUIRED.get(kind, {})
 
 
 def bounds() -> list[tuple[type[Settings], str, str, float]]:
@@ -81,7 +81,7 @@ def test_a_number_out_of_range_is_refused_by_name(
             step = mark.multiple_of
     outside = {"ge": bound - step, "le": bound + step, "gt": bound, "lt": bound}[sign]
     with pytest.raises(ConfigError) as caught:
-        build(kind, least(kind) | {name: int(outside) if whole else float(outside)}, "file")
+        build(kind, required(kind) | {name: int(outside) if whole else float(outside)}, "file")
     assert f"{name!r} cannot be used" in caught.value.what
     words = {"ge": "greater than or equal to", "gt": "greater than"}
     words |= {"le": "less than or equal to", "lt": "less than"}
@@ -92,25 +92,25 @@ def test_a_number_out_of_range_is_refused_by_name(
 @each(("kind", "name"), floats())
 def test_fractions_are_finite_numbers(kind: type[Settings], name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
-        build(kind, least(kind) | {name: value}, "file")
+        build(kind, required(kind) | {name: value}, "file")
 
 
 @each(("kind", "name"), FIELDS)
 def test_a_value_of_no_use_is_refused(kind: type[Settings], name: str) -> None:
     """Nothing is converted in silence."""
     with pytest.raises(ConfigError) as caught:
-        build(kind, least(kind) | {name: 1j}, "file")
+        build(kind, required(kind) | {name: 1j}, "file")
     assert len(str(caught.value).splitlines()) <= 4
     assert f"'{name}' cannot be used" in caught.value.what
 
 
 @each("kind", KINDS)
 def test_settings_are_frozen_and_closed(kind: type[Settings]) -> None:
-    made = build(kind, least(kind), "file")
+    made = build(kind, required(kind), "file")
     with pytest.raises(ValidationError, match="frozen"):
         setattr(made, next(iter(kind.model_fields)), 1)
     with pytest.raises(ConfigError, match="has no key 'zzz'"):
-        build(kind, least(kind) | {"zzz": 1}, "file")
+        build(kind, required(kind) | {"zzz": 1}, "file")
 
 
 @each(("kind", "name"), FIELDS)
@@ -161,7 +161,7 @@ def test_settings_that_do_not_go_together(
     kind: type[Settings], given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(kind, least(kind) | given, "file")
+        build(kind, required(kind) | given, "file")
     assert says in caught.value.what
 
 

@@ -168,8 +168,8 @@ def test_wrong_settings_are_named():
         (X + 1j, Y, "numpy.stack([x.real, x.imag], axis=1)"),
         (torch.from_numpy(X) + 1j, Y, "got inputs of type complex"),
         (None, Y, "such as [None]"),
-        ([[1.0], [1.0, 2.0]], [0, 1], "data: inputs are no array"),
-        (X[:2], [0, [1]], "data: labels are no array"),
+        ([[1.0], [1.0, 2.0]], [0, 1], "data: inputs are not an array"),
+        (X[:2], [0, [1]], "data: labels are not an array"),
     ],
 )
 def test_what_is_no_number_is_refused_with_what_to_do(x, y, says):
@@ -234,7 +234,7 @@ def test_what_says_where_it_ends_is_taken():
         assert api.iid(x, range(2), 2).data.x.tolist() == [[1, 2], [3, 4]]
     endless: list[object] = []
     endless += [endless, endless]
-    with pytest.raises(DataError, match="are no array"):
+    with pytest.raises(DataError, match="are not an array"):
         api.iid(endless, [0, 1], 2)
 
 

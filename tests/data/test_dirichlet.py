@@ -96,7 +96,7 @@ def test_dirichlet_gives_up():
 
 
 def test_dirichlet_gives_up_after_work_that_counts_classes_and_clients(monkeypatch):
-    """It counted examples alone: 10,000 attempts of 0.3 s with 1,000 classes, 2,000 clients."""
+    """It counted only examples: 10,000 attempts of 0.3 s with 1,000 classes, 2,000 clients."""
     impossible = {"alpha": 0.01, "min_size": 200}
     monkeypatch.setattr(d, "_WORK", 50 * (len(LABELS) + 2 * 10 * 1003))
     with pytest.raises(DataError, match="50 attempts"):

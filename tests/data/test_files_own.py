@@ -159,7 +159,7 @@ def test_columns_can_be_left_out(tmp_path: Path, suffix: str) -> None:
         (Data(source="own.csv", drop=("sit",)), "no column 'sit'.*'site'.*data.drop"),
         (Data(source="own.csv", drop=("label",)), "leaves out 'label'"),
         (Data(source="own.csv", drop=("site",), client="site"), "leaves out 'site'"),
-        (Data(source="digits", drop=("site",)), "for columns of tables, and digits is none"),
+        (Data(source="digits", drop=("site",)), "for columns of tables, and digits is not a table"),
     ],
 )
 def test_columns_that_cannot_be_left_out(

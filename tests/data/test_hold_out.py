@@ -183,7 +183,10 @@ def test_what_cannot_be_held_out_is_said(table: Path) -> None:
         ),
         (lambda: fk.iid(x, y, 2, stratify=True), "'stratify' needs 'holdout'"),
         (lambda: fk.iid(x, y, 2, holdout=0.3, holdout_by=patient[:5]), "one group for each"),
-        (lambda: fk.iid(x, y, 2, holdout=0.3, holdout_by="patient"), "the examples are no table"),
+        (
+            lambda: fk.iid(x, y, 2, holdout=0.3, holdout_by="patient"),
+            "the examples are not a table",
+        ),
         (
             lambda: fk.from_clients(clients, holdout=0.3, holdout_by={"h0": patient[:EACH]}),
             "do not have the same names: 'h1'",
@@ -192,7 +195,7 @@ def test_what_cannot_be_held_out_is_said(table: Path) -> None:
         (lambda: gather(experiment(table, holdout_by="label")), "names the column of labels"),
         (
             lambda: gather(experiment(Path("digits"), holdout_by="patient")),
-            "is for a column of a table, and digits is none",
+            "is for a column of a table, and digits is not a table",
         ),
     ]
     for call, words in cases:

@@ -92,7 +92,7 @@ def test_a_folder_without_images_may_be_no_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
 def test_what_is_transparent_is_laid_on_white(tmp_path: Path, mode: str) -> None:
-    """A black stroke in the alpha channel alone was read as a black image."""
+    """A black stroke only in the alpha channel was read as a black image."""
     for k, name in enumerate(("left", "right")):
         alpha = [[255 * (k == 0), 128 * (mode in ("RGBA", "LA")), 255 * (k == 1)]]
         rgba = np.dstack([np.zeros((1, 3, 3)), np.array(alpha)]).astype(np.uint8)
@@ -177,10 +177,10 @@ def test_a_named_pipe_is_not_opened(tmp_path: Path) -> None:
     """It was waited for without end."""
     images(tmp_path, "a b")
     os.mkfifo(tmp_path / "b" / "z.png")
-    assert f"{tmp_path}/b/z.png is no file" in refusal(tmp_path)
+    assert f"{tmp_path}/b/z.png is not a file" in refusal(tmp_path)
     (tmp_path / "b" / "z.png").unlink()
     (tmp_path / "b" / "z.png").symlink_to(tmp_path / "nowhere")
-    assert f"{tmp_path}/b/z.png is no file" in refusal(tmp_path)
+    assert f"{tmp_path}/b/z.png is not a file" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_too_few_examples():
 
 @pytest.mark.parametrize("names", [["ill", " ill", "well"], ["a", "a "]])
 def test_names_that_differ_by_spaces_alone_are_refused(names):
-    with pytest.raises(DataError, match="differ by spaces around them alone") as caught:
+    with pytest.raises(DataError, match="differ only by spaces around them") as caught:
         encode(np.array(names))
     assert repr(names[0]) in str(caught.value)
     assert encode(np.array(["very ill", "ill"]))[1] == ("ill", "very ill")

@@ -122,7 +122,7 @@ def _is_large(file: Path) -> bool:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_share_the_base(how: StartMethod) -> None:
-    """Of its memory a third belongs to each of three processes, and no page to one alone."""
+    """Of its memory a third belongs to each of three processes, and no page to only one."""
     ready = adapted()
     message = server_message(ready.plan, ready.server, 0.05)
     trainer = VectorizedTrainer(ready.setup, 4)

@@ -219,7 +219,7 @@ def test_an_interrupt_ends_the_actors(nodes: Nodes, actors: list[Any]) -> None:
 
 
 def gone(nodes: Nodes, actor: Any) -> bool:
-    """Whether an actor is no more; ending it takes the cluster a moment."""
+    """Whether an actor has ended; ending it takes the cluster a moment."""
     try:
         nodes.ray.get(actor.ready.remote(), timeout=10)
     except nodes.ray.exceptions.RayActorError:

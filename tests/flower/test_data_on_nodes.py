@@ -662,7 +662,7 @@ def test_what_an_error_says_stays_on_the_node(
 def test_an_unexpected_error_stays_on_the_node_with_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server hears its type alone: the message may hold data."""
+    """The server hears only its type: the message may hold data."""
 
     def breaks(*_: object) -> None:
         raise LookupError("secret-patient")

@@ -104,7 +104,7 @@ def test_an_optimiser_returns_two_things(found: tuple[Tree, State], got: str) ->
     ],
 )
 def test_a_state_holds_tensors_and_nothing_else(state: State, got: str) -> None:
-    with pytest.raises(TrainingError, match=rf"(?s)What mine keeps is no state.*{got}"):
+    with pytest.raises(TrainingError, match=rf"(?s)What mine keeps is not a state.*{got}"):
         checks.check_states("keeps", {"good": {}, "mine": state})
 
 

@@ -92,9 +92,9 @@ def plain(
     schedule: Callable[[torch.optim.Optimizer], Schedules] = lambda _: [],
     over: str = "rounds",
 ) -> dict[str, torch.Tensor]:
-    """Train with torch alone: the same batches, its own optimiser, a new one in each round."""
+    """Train only with torch: the same batches, its own optimiser, a new one in each round."""
     module, (x, y) = copy.deepcopy(start_module()), map(torch.from_numpy, arrays())
-    rates = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=local.lr)  # holds the rate alone
+    rates = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=local.lr)  # holds only the rate
     schedulers = schedule(rates)
     for round in range(ROUNDS):
         optimiser = make(module.parameters())
@@ -195,7 +195,7 @@ def test_schedules_are_torchs(
 
 
 def test_the_state_starts_anew_in_every_round() -> None:
-    """Two rounds of three steps are one round of six for plain SGD alone."""
+    """Two rounds of three steps are one round of six only for plain SGD."""
     x, y = arrays()
     for name, is_same in (("sgd", True), ("adamw", False)):
         ends = []

@@ -75,7 +75,7 @@ class Images(Module):
 
 
 class Mixing(Module):
-    """Examples of a batch see each other; each of them alone counts."""
+    """Examples of a batch see each other; this counts each of them by itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.one(x)
@@ -83,7 +83,7 @@ class Mixing(Module):
 
 
 class ByPlace(Module):
-    """Adds what belongs to an example's place in the batch, which is the first for each alone."""
+    """Adds what depends on an example's place in the batch, the first if it is single."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.two(self.one(x) + torch.arange(len(x))[:, None])))
@@ -106,7 +106,7 @@ class Tokens(Module):
 
 
 class Beside(Module):
-    """Layers are called, and scores come from a convolution alone."""
+    """Layers are called, and scores come only from a convolution."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -319,7 +319,7 @@ def test_the_real_entry_points_can_be_read() -> None:
         ("mine:dataclass", "got a function"),
         ("mine:empty", "no part"),
         ("mine:twins", "each with a name of its own"),
-        ("mine:Thawed", "is no frozen dataclass"),
+        ("mine:Thawed", "is not a frozen dataclass"),
         ("mine:Vague", "does not set paper"),
         ("mine:Half", "lacks penalty_gradient, pull"),
         ("mine:Penalty", "'mine' only imports 'Penalty'"),

@@ -98,7 +98,7 @@ ILLEGAL = {
     ("fedadamw", "fedmoswa"): BROKEN,
     ("fedmuon", "fedmoswa"): BROKEN,
     ("fedmoswa", "fedlada"): BROKEN,
-    # and these bring a local optimiser of which the path is none
+    # and these bring a local optimiser whose path is not a sum of gradients
     **{(path, own): BROKEN for path in PATH for own in OPTIMISER},
     # here local training begins elsewhere, or descends on another function
     **{

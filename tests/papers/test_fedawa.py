@@ -1,7 +1,7 @@
 """FedAWA, restated from Shi et al. 2025 with torch's Adam, and compared with its authors' code.
 
 The restatement takes L as it is written, on whole vectors, and lets torch differentiate it; ours
-knows the inner products alone.
+knows only the inner products.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_fedawa(steps: int, lr: float, kind: str, form: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedawa_a", "fedawa_a5"])
 def test_it_follows_its_authors(name: str) -> None:
-    """The server alone, on models of clients that are given."""
+    """Only the server, on models of clients that are given."""
     o = oracle(name)
     steps = int(o["hp.server_epochs"])
     part = parse(f"fedawa(form='public', steps={steps})").parts[0]

@@ -144,7 +144,7 @@ def test_padding_has_no_information(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_batch_statistics_are_those_of_evaluation() -> None:
-    """Examples do not see each other: the information is that of each of them alone."""
+    """Examples do not see each other: the information is that of each of them by itself."""
     network = normed()
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 8)))
     y = torch.arange(5) % 3

@@ -20,7 +20,7 @@ COHORTS = [[0, 1, 2, 3], [1, 3], [0, 2, 3], [0, 1, 2, 3]]
 
 
 def shares(steps: int, momentum: float = 0.0, mu: float = 0.0, nesterov: bool = False) -> Vector:
-    """The vector a: what each gradient adds to the path, by following each one alone.
+    """The vector a: what each gradient adds to the path, by following each one by itself.
 
     With the paper's closed forms where it has them: 1 for SGD, (1 - rho^(tau-j)) / (1 - rho) with
     momentum, (1 - eta mu)^(tau-1-j) with a proximal term.

@@ -1,4 +1,4 @@
-"""FedSMOO, restated from Sun et al. 2023, Algorithm 1, with s of the dual variables alone."""
+"""FedSMOO, restated from Sun et al. 2023, Algorithm 1, with s only of the dual variables."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_paired_differences_go_seed_by_seed():
     assert difference(one, group("c", s7=0.5)) is None
     assert difference(one, MethodSummary("d", two.runs)) is None
     failed = MethodSummary("e", (summarise(scored(0.1)), summarise(scored(0.7, start=1))), (0, 1))
-    summary = difference(one, failed)  # the run of seed 0 holds the untrained model alone
+    summary = difference(one, failed)  # the run of seed 0 holds only the untrained model
     assert summary is not None
     assert (summary.stat.count, summary.stat.mean) == (1, pytest.approx(-0.1))
 

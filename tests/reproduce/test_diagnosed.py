@@ -17,7 +17,7 @@ from fedkeel.runner.start import start
 from reproduce.test_tables import stand_in, table_of
 
 SLOW = ("fisher", "global_forgetting")
-"""Kinds that take gradients of each example, or are shown of a deep network alone."""
+"""Kinds that take gradients of each example, or are shown only of a deep network."""
 
 
 @cache

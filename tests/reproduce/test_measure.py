@@ -59,7 +59,7 @@ def r(share: float, rows: list[RoundRecord], kind: str = "rounds_to_share") -> f
 
 
 def test_r_a_is_fedregs() -> None:
-    """A = 0.80: thresholds 0.40, 0.72 and 0.80, first reached, and round 0 is no round."""
+    """A = 0.80: thresholds 0.40, 0.72 and 0.80, first reached, and round 0 does not count."""
     assert [r(a, SGD) for a in (0.5, 0.9, 1.0)] == [2, 4, 4]
     assert [r(a, FEDREG) for a in (0.5, 0.9, 1.0)] == [1, 2, 5]
 

@@ -181,7 +181,7 @@ def stand_in(experiment: config.Experiment) -> Ingredients:
 def models() -> dict[str, list[config.Experiment]]:
     """The experiments of all tables by model, shape and classes.
 
-    One for each method, which is tried on one shape of a model alone; one at least for each shape.
+    One for each method, which is tried on only one shape of a model; one at least for each shape.
     """
     found: dict[str, list[config.Experiment]] = {}
     seen: set[tuple[str, str]] = set()

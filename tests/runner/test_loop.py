@@ -350,7 +350,7 @@ def test_without_that_client_it_is_the_same_run() -> None:
 
 
 FULL = fk.Local(lr=0.05, epochs=3, batch_size="all")
-"""Nothing is drawn: what a client does depends on its examples alone."""
+"""Nothing is drawn: what a client does depends only on its examples."""
 
 
 def test_a_loss_may_give_nan_too() -> None:

@@ -249,7 +249,7 @@ def test_a_tensor_that_a_loss_names_is_part_of_the_key(monkeypatch: pytest.Monke
 
 
 class Held(Net):
-    """Multiplies by a tensor that is no parameter, and keeps what it has seen."""
+    """Multiplies by a tensor that is not a parameter, and keeps what it has seen."""
 
     def __init__(self, by: object, buffer: bool = False) -> None:
         super().__init__()

@@ -147,7 +147,7 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("mine:Change", r"change \(Change\) does not return a tensor for each parameter"),
         ("mine:Change(how='raises')", r"The server's step in round 2 failed, in change\."),
         ("mine:Apply", r"apply \(Apply\) does not return a model and a state"),
-        ("mine:Apply(how='state')", "What apply remembers at the server is no state"),
+        ("mine:Apply(how='state')", "What apply remembers at the server is not a state"),
         ("mine:Apply(how='shape')", r"(?s)apply \(Apply\) does not .*expected \[6, 5\] of float32"),
         ("mine:Rows", "What rows remembers of clients has another form than before"),
     ],
@@ -195,11 +195,11 @@ def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None
 @each(
     ("method", "words"),
     [
-        ("mine:Apply(how='init')", "What apply remembers at the server is no state"),
-        ("mine:Send", "What send sends to the clients is no state"),
-        ("mine:Rows(how='init')", "What rows remembers of a client is no state"),
-        ("mine:Keep(how='none')", "What keep keeps for a client is no state"),
-        ("mine:Keep(how='sends')", "What keep sends to the server is no state"),
+        ("mine:Apply(how='init')", "What apply remembers at the server is not a state"),
+        ("mine:Send", "What send sends to the clients is not a state"),
+        ("mine:Rows(how='init')", "What rows remembers of a client is not a state"),
+        ("mine:Keep(how='none')", "What keep keeps for a client is not a state"),
+        ("mine:Keep(how='sends')", "What keep sends to the server is not a state"),
         (
             "mine:Keep(how='bare')",
             r"(?s)What keep sends .*got \[2\] of float32; expected a dict of named tensors",

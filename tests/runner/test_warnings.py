@@ -73,7 +73,7 @@ def test_two_examples_are_the_same_to_batch_normalisation() -> None:
         ((6, 6), {"batch_size": "all"}, 0),
         ((2, 6), {"batch_size": "all"}, 1),
         ((8, 8), {"batch_size": 2}, 2),
-        ((8, 6), {"epochs": None, "steps": 1}, 0),  # in one round: the first batch alone
+        ((8, 6), {"epochs": None, "steps": 1}, 0),  # in one round: only the first batch
         ((8, 6), {"epochs": None, "steps": 2}, 1),
         ((8, 6), {"epochs": None, "steps": 5, "sampling": "random"}, 0),  # always of four
     ],
@@ -114,7 +114,7 @@ def test_a_run_that_has_none(tmp_path: Path) -> None:
 
 
 def test_numbers_of_every_size_are_no_hint_where_columns_have_no_names() -> None:
-    """An image's pixels go to 255, and it is no table."""
+    """An image's pixels go to 255, and it is not a table."""
     data = fk.dataset(np.full((12, 5), 255.0, np.float32), np.arange(12) % 3, classes=3)
     clients = fk.federation(data, [np.arange(6), np.arange(6, 12)])
     assert find_warnings(prepared(clients=clients, per_round=2)) == []

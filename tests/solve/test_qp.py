@@ -92,7 +92,7 @@ def test_an_answer_meets_the_optimality_conditions_or_there_is_none(
 
 
 def test_the_last_resort_meets_the_optimality_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cone whose multipliers rounding alone would let grow: a ridge bounds them."""
+    """A cone whose multipliers only rounding would let grow: a ridge bounds them."""
     violation = qp._violation
 
     def first_is_refused(*given: object) -> float:

@@ -200,7 +200,7 @@ def test_a_folder_is_kept_and_used_again(tmp_path: Path) -> None:
 
 
 def calls_left() -> int:
-    """Count one call less in the environment, which is no part of a run's key."""
+    """Count one call less in the environment, which is not part of a run's key."""
     left = int(os.environ.get("CALLS_LEFT", 0)) - 1
     os.environ["CALLS_LEFT"] = str(left)
     return left

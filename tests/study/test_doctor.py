@@ -88,7 +88,7 @@ def test_one_class_at_each_client_is_label_skew() -> None:
     assert of_data.labels.variation == pytest.approx(0.75)
     found = levels(findings(of_data))
     assert found["labels"] == "problem"
-    assert found["inputs"] == "fine"  # other labels alone are no other inputs
+    assert found["inputs"] == "fine"  # other labels do not make other inputs
     assert found["sizes"] == "fine"
 
 

@@ -141,7 +141,7 @@ def test_choices_that_no_run_can_be_made_with(
 
 
 def test_a_point_of_a_grid_is_looked_at_whole() -> None:
-    """Each value alone would do."""
+    """Each value by itself would do."""
     searched = Space(space={"local.momentum": (0.9, 0.0), "local.nesterov": (True, False)})
     with pytest.raises(ConfigError, match="needs 'momentum'"):
         check_space(settings(), ["fedavg"], searched)

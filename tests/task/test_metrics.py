@@ -241,7 +241,7 @@ def test_areas_in_bins_are_the_same_on_nodes() -> None:
     assert nodes == found == pytest.approx(value("auroc", output, y), abs=0.1)
 
 
-# ---- scores that are no numbers, equal scores, what is ignored ----------------------------------
+# ---- scores that are not numbers, equal scores, what is ignored ----------------------------------
 
 
 def test_scores_that_are_no_numbers_are_wrong_everywhere() -> None:
@@ -590,7 +590,7 @@ rocs = partial(torchmetrics.ROC, "multiclass", num_classes=3)
         ([rocs()], draw(4, 3), torch.tensor([0, 1, 2, 0]), "does not give one number"),
         ([rocs(thresholds=5)], draw(4, 3), torch.tensor([0, 1, 2, 0]), "does not give one number"),
         (["auroc(bins=0)"], draw(4, 2), labels(4, 2), "'bins' is a number of bins"),
-        ([7], draw(4, 1), draw(4), "A metric is none"),
+        ([7], draw(4, 1), draw(4), "This is not a metric"),
         ([lambda output, y: output.mean()], draw(4, 1), draw(4), "not one number for each example"),
     ],
 )
@@ -607,5 +607,5 @@ def test_metrics_that_do_not_fit_are_refused(
 def test_a_score_that_is_no_metric_is_refused() -> None:
     output, y = draw(4, 1), draw(4)
     network = network_of(LOSSES["mse"], output, y)
-    with pytest.raises(ModelError, match="The score 'mse' is no metric of the task"):
+    with pytest.raises(ModelError, match="The score 'mse' is not a metric of the task"):
         make_metric_set(network, ["mae"], "mse", TaskInfo((1,), (), 0), output, y)

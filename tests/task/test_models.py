@@ -160,7 +160,7 @@ def count(module):
 
 
 def multiplications(module, shape):
-    """Multiplications of convolutions and linear layers for one input, by shapes alone."""
+    """Multiplications of convolutions and linear layers for one input, only by shapes."""
     total = 0
 
     def add(layer, _, out):
@@ -189,7 +189,7 @@ def test_parameter_count(name, shape, classes, args, expected):
     assert out.shape == (2, 100 if args.get("final_layer") is False else classes)
 
 
-LEAST = {
+SMALLEST_SIDE = {
     "cnn_mcmahan": 4,
     "cnn_gcfed": 4,
     "cnn_fedgc": 4,
@@ -208,18 +208,20 @@ LEAST = {
 }
 
 
-@pytest.mark.parametrize("name", slow_unless(LEAST, lambda name: LEAST[name] in (4, 8, 10)))
+@pytest.mark.parametrize(
+    "name", slow_unless(SMALLEST_SIDE, lambda name: SMALLEST_SIDE[name] in (4, 8, 10))
+)
 def test_images_of_any_size_from_the_smallest(name):
-    least = LEAST[name]
+    smallest = SMALLEST_SIDE[name]
     with torch.device("meta"):
-        for size in ((least, least), (least + 1, least + 7), (45, 38)):
+        for size in ((smallest, smallest), (smallest + 1, smallest + 7), (45, 38)):
             module = make(name, (2, *size), 3)
             assert module(torch.empty(2, 2, *size)).shape == (2, 3)
             if name == "densenet121_gn":
                 flat = make(name, (2, *size), 3, {"pool": False})
                 assert flat(torch.empty(2, 2, *size)).shape == (2, 3)
-    with pytest.raises(ModelError, match=f"at least {least} x {least}"):
-        make(name, (2, least, least - 1), 3)
+    with pytest.raises(ModelError, match=f"at least {smallest} x {smallest}"):
+        make(name, (2, smallest, smallest - 1), 3)
 
 
 def test_all_names_are_tested():

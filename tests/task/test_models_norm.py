@@ -61,7 +61,7 @@ def test_replace_batch_norm_never_leaves_one_feature_alone():
     made = replace_batch_norm(nn.BatchNorm1d(32))
     assert made.num_groups == 4
     assert made(torch.randn(3, 32)).abs().min() > 0
-    with pytest.raises(ModelError, match="one channel alone"):
+    with pytest.raises(ModelError, match="a single channel"):
         replace_batch_norm(nn.Sequential(nn.BatchNorm1d(1)))
 
 

@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Any, tuple[int, ...], Any, Any, str]] = {
         np.float32(void(SEVERAL, -1)),
         "y == -1, -100, y",
     ),
-    "-100 that is no whole number": (
+    "-100 that is not a whole number": (
         "bce",
         (3,),
         np.float32(SEVERAL),
@@ -186,12 +186,12 @@ def test_targets_of_minus_100_count_neither_in_the_loss_nor_in_its_gradient(name
 
 
 def test_metrics_leave_out_what_does_not_count() -> None:
-    """Each is that of scikit-learn of the known labels alone."""
+    """Each is that of scikit-learn of only the known labels."""
     random = torch.Generator().manual_seed(1)
     scores = torch.randn(80, 60, generator=random, dtype=torch.float64)
     truth = torch.randint(0, 2, (80, 60), generator=random)
     y = torch.where(torch.rand(80, 60, generator=random) < 0.4, -100, truth)
-    y[0] = -100  # an example of which nothing is known is no example
+    y[0] = -100  # an example of which nothing is known does not count
     known, hits = (y != -100).numpy(), ((scores > 0) == truth).numpy()
     info = TaskInfo((60,), (60,), 2)
 

@@ -337,8 +337,8 @@ def test_the_type_is_the_runs(dtype: torch.dtype) -> None:
         ({"model": "mlp"}, "neither a module nor a function that makes one.\n  got 'mlp'"),
         ({"head": 2}, "got int; expected a name such as 'fc2'"),
         ({"loss": "mes"}, "There is no loss 'mes'.\n  do   did you mean 'mse'"),
-        ({"loss": 3}, "The loss is no function.\n  got 3"),
-        ({"metrics": "mae"}, "The metrics are no list.\n  got 'mae'"),
+        ({"loss": 3}, "The loss is not a function.\n  got 3"),
+        ({"metrics": "mae"}, "The metrics are not a list.\n  got 'mae'"),
         ({"loss": nn.CrossEntropyLoss}, "torch.nn.CrossEntropyLoss(reduction='none')"),
     ],
 )

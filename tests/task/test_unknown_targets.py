@@ -67,7 +67,7 @@ def test_metrics_leave_out_what_is_not_known() -> None:
         both = metric.merge(states, one, 1) if isinstance(metric, R2) else states.sum(0)[None]
         value = metric.result(both, torch.tensor([40.0]))
         assert float(value) == pytest.approx(expected[metric.name], rel=1e-5)
-    lost = torch.full((40, 2), math.nan)  # scores that are no numbers still count as wrong
+    lost = torch.full((40, 2), math.nan)  # scores that are not numbers still count as wrong
     assert all(m.result(m.states(lost, y, group, 3), torch.ones(3)).isnan().all()
                for m in (mae(info), rmse(info), R2(info)))  # fmt: skip
 

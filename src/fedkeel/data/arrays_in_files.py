@@ -41,7 +41,7 @@ def private_map(values: NDArray[Any]) -> NDArray[Any] | None:
         values: a `numpy.memmap`, or a view of a part of one.
 
     Returns:
-        The same numbers in the same file, None where the array is none in a file.
+        The same numbers in the same file; None where the array is not in a file.
     """
     file, name = getattr(values, "_mmap", None), getattr(values, "filename", None)
     if file is None or name is None:
@@ -114,7 +114,7 @@ def _libc() -> ctypes.CDLL:
 def _is_unchanged_file(start: int, size: int) -> bool:
     """Return whether memory is a private map of a file, none of whose pages has been changed.
 
-    Linux alone says so; elsewhere the answer is no.
+    Only Linux tells; on other systems the answer is False.
     """
     try:
         lines = Path("/proc/self/smaps").read_text("utf-8", "replace").splitlines()

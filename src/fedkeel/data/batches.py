@@ -20,8 +20,8 @@ from fedkeel.rng import generator
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """How one pass over N examples is cut: `count` batches of `size`, the last one of `last`."""
+class _PassBatches:
+    """The batches of one pass over N examples: `count` of `size` examples, the last of `last`."""
 
     size: int
     count: int
@@ -43,7 +43,7 @@ def plan(
     """Return the positions, within the client's examples, of each mini-batch of a round.
 
     - `epochs`: each epoch is a fresh permutation, one after the other from the stream (seed,
-      "batches", round, client), cut into batches of B.
+      "batches", round, client), divided into batches of B.
     - `steps`, ``continue``: step number t of the client's life, t = done, done + 1, ..., is batch
       t mod M of pass t // M, where a pass has M batches; pass p is the permutation from the stream
       (seed, "passes", p, client). So it goes on across rounds, as GradMA's cycling loader.
@@ -70,22 +70,22 @@ def plan(
     >>> [len(batch) for batch in plan(local, n=5, seed=0, round=0, client=0)]
     [2, 2, 1, 2, 2, 1]
     """
-    cut = _cut(local, n)
-    count = _steps(local, cut)
+    per_pass = _pass_batches(local, n)
+    count = _steps(local, per_pass)
     if local.batch_size == "all":
         return [np.arange(n)] * count
     if local.steps is not None and local.sampling == "continue":
-        return _continue(cut, n, seed, client, range(done, done + count))
+        return _batches_across_rounds(per_pass, n, seed, client, range(done, done + count))
     random = random or generator(seed, "batches", round, client)
     if local.sampling == "poisson":
-        return [np.flatnonzero(random.random(n) < cut.size / n) for _ in range(count)]
+        return [np.flatnonzero(random.random(n) < per_pass.size / n) for _ in range(count)]
     if local.steps is not None:
-        size = min(cut.size, n)
+        size = min(per_pass.size, n)
         return [random.choice(n, size, replace=False) for _ in range(count)]
     batches: list[Ints] = []
-    for _ in range(count // cut.count):
+    for _ in range(count // per_pass.count):
         order = random.permutation(n)
-        batches += [cut.batch(order, b) for b in range(cut.count)]
+        batches += [per_pass.batch(order, b) for b in range(per_pass.count)]
     return batches
 
 
@@ -100,7 +100,7 @@ def count_steps(local: Local, n: int) -> int:
     >>> count_steps(Local(lr=0.1, epochs=2, batch_size=2), 5)
     6
     """
-    return _steps(local, _cut(local, n))
+    return _steps(local, _pass_batches(local, n))
 
 
 def count_examples(local: Local, n: int, done: int = 0) -> int:
@@ -116,31 +116,33 @@ def count_examples(local: Local, n: int, done: int = 0) -> int:
     >>> count_examples(Local(lr=0.1, steps=2, batch_size=4), 5)
     5
     """
-    cut = _cut(local, n)
-    count = _steps(local, cut)
+    per_pass = _pass_batches(local, n)
+    count = _steps(local, per_pass)
     if local.steps is not None and local.sampling in ("random", "poisson"):
-        return count * min(cut.size, n)
+        return count * min(per_pass.size, n)
     start = done if local.steps is not None else 0
-    ends = (start + count) // cut.count - start // cut.count  # batches that end a pass
-    return (count - ends) * cut.size + ends * cut.last
+    ends = (start + count) // per_pass.count - start // per_pass.count  # batches that end a pass
+    return (count - ends) * per_pass.size + ends * per_pass.last
 
 
-def _continue(cut: _Pass, n: int, seed: int, client: int, numbers: range) -> list[Ints]:
+def _batches_across_rounds(
+    per_pass: _PassBatches, n: int, seed: int, client: int, step_numbers: range
+) -> list[Ints]:
     batches: list[Ints] = []
     current, order = -1, np.arange(0)
-    for number in numbers:
-        turn, b = divmod(number, cut.count)
+    for number in step_numbers:
+        turn, b = divmod(number, per_pass.count)
         if turn != current:
             current, order = turn, generator(seed, "passes", turn, client).permutation(n)
-        batches.append(cut.batch(order, b))
+        batches.append(per_pass.batch(order, b))
     return batches
 
 
-def _steps(local: Local, cut: _Pass) -> int:
-    return cut.count * local.epochs if local.epochs is not None else int(local.steps or 0)
+def _steps(local: Local, per_pass: _PassBatches) -> int:
+    return per_pass.count * local.epochs if local.epochs is not None else int(local.steps or 0)
 
 
-def _cut(local: Local, n: int) -> _Pass:
+def _pass_batches(local: Local, n: int) -> _PassBatches:
     if n < 1:
         raise DataError("A client without examples cannot train.", got=f"{n} examples")
     size = n if local.examples_per_step == "all" else min(local.examples_per_step, n)
@@ -148,7 +150,7 @@ def _cut(local: Local, n: int) -> _Pass:
     short = (
         rest > 0 and local.drop_last != "always" and not (local.drop_last == "single" and rest == 1)
     )
-    return _Pass(size, full + 1, rest) if short else _Pass(size, full, size)
+    return _PassBatches(size, full + 1, rest) if short else _PassBatches(size, full, size)
 
 
 def batches_per_pass(local: Local, n: int) -> int:
@@ -157,7 +159,7 @@ def batches_per_pass(local: Local, n: int) -> int:
     >>> batches_per_pass(Local(lr=0.1, epochs=3, batch_size=2), 5)
     3
     """
-    return _cut(local, n).count
+    return _pass_batches(local, n).count
 
 
 def batch_sizes(local: Local, n: int) -> set[int]:
@@ -168,7 +170,7 @@ def batch_sizes(local: Local, n: int) -> set[int]:
     >>> batch_sizes(Local(lr=0.1, epochs=3, batch_size=2), 5) == {2, 1}
     True
     """
-    cut = _cut(local, n)
+    per_pass = _pass_batches(local, n)
     if local.sampling == "poisson":
-        return {cut.size}
-    return {cut.size, cut.last} if cut.count > 1 else {cut.last}
+        return {per_pass.size}
+    return {per_pass.size, per_pass.last} if per_pass.count > 1 else {per_pass.last}

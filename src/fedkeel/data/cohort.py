@@ -112,7 +112,7 @@ def with_dropouts(
 
 
 def select_by_seed(settings: Cohort, sizes: Ints, seed: int) -> Select:
-    """Return what selects the clients of rounds by settings, sizes and seed alone."""
+    """Return what selects the clients of rounds: by settings, sizes and seed only."""
 
     def by_seed(round: int, among: Ints | None = None) -> Selection:
         return select(settings, sizes, seed, round, among=among)

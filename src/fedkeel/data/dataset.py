@@ -110,7 +110,7 @@ class Dataset:
             TypeError: the targets are something else.
         """
         if not self.has_labels:
-            raise TypeError("the targets are no labels")
+            raise TypeError("the targets are not labels")
         labels: Ints = only_tensor(self.y, "a label").numpy()
         return labels
 
@@ -169,7 +169,7 @@ class Dataset:
             what: what to call the data in messages.
 
         Raises:
-            DataError: a label has a name that is none of these.
+            DataError: a label's name is not among these.
         """
         if not self.label_names or self.label_names == names:
             return self

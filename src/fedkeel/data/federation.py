@@ -122,7 +122,7 @@ class Federation:
         )
 
     def only(self, k: int) -> Federation:
-        """Return a federation of client `k` alone."""
+        """Return a federation that has only client `k`."""
         rows, offsets = self.holdout_rows, self.holdout_offsets
         if rows is not None and offsets is not None:
             rows = rows[offsets[k] : offsets[k + 1]]
@@ -220,11 +220,11 @@ def federation(
 
     Raises:
         DataError: there are no clients, a client has no examples, a row does not exist, or they are
-            no whole numbers, such as masks.
+            not whole numbers, such as masks.
     """
     if isinstance(lists, Mapping):
         raise DataError(
-            "The partition is no sequence of lists of rows.",
+            "The partition is not a sequence of lists of rows.",
             got=f"a {type(lists).__name__}",
             expected="one list of row numbers for each client",
             do="give list(rows.values()) and names=list(rows), or arrays to fedkeel.from_clients",

@@ -24,7 +24,7 @@ def federation_html(
     Args:
         sizes: [C] training examples.
         held_out: [C] examples kept aside for evaluation, None where there are none.
-        counts: [C, Y] training examples by class, None where targets are no classes, or where they
+        counts: [C, Y] training examples by class, None where targets are not classes, or where they
             are too many to count in a table.
         clients: C names.
         classes: Y names.

@@ -64,7 +64,7 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
         return array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows no other
     except (TypeError, ValueError) as error:  # examples of several shapes, say
         raise DataError(
-            f"{what} are no array.",
+            f"{what} are not an array.",
             got=error,
             expected="one shape for all examples",
             do="pad or crop what differs, and give an array",
@@ -89,7 +89,7 @@ def check_in_memory(values: object, what: str) -> None:
         for kind in filter(_may_be_endless, kinds):
             if not _has_buffer(next(value for value in level if type(value) is kind)):
                 raise DataError(
-                    f"{what} are no array.",
+                    f"{what} are not an array.",
                     got=f"an object of type {kind.__name__}",
                     expected="an array, a tensor, or lists of numbers",
                     why="its items would be read one by one, and it may have no end",
@@ -104,7 +104,7 @@ def check_in_memory(values: object, what: str) -> None:
         lists = {id(value): value for value in level if isinstance(value, _LISTS)}
         level = list(chain.from_iterable(lists.values()))
     raise DataError(
-        f"{what} are no array.",
+        f"{what} are not an array.",
         got=f"lists within lists, more than {_MAX_AXES} deep",
         do="give an array; a list may not hold itself",
     )
@@ -260,7 +260,7 @@ def as_rows(rows: ArrayLike, client: int) -> Ints:
     """Return the rows [n] that a client owns as whole numbers.
 
     Raises:
-        DataError: they are none, such as a mask, or have more than one axis.
+        DataError: they are not row numbers, such as a mask, or have more than one axis.
     """
     array = np.asarray(rows)
     if array.ndim == 1 and (array.dtype.kind in "iu" or not len(array)):

@@ -67,11 +67,11 @@ def unpack(value: Any, name: str, target: str | None, drop: Sequence[str] = ()) 
         value: a map-style data set whose examples are pairs (input, target) or mappings.
         name: what to call it in messages.
         target: the key of the target where examples are mappings; None where its name says so.
-        drop: keys of examples that are no inputs.
+        drop: keys of examples that are not inputs.
 
     Raises:
         DataError: an example cannot be read, which names it and where the error was raised; it is
-            no pair, has another shape than the first, or is an image of a kind that is not read;
+            not a pair, has another shape than the first, or is an image of a kind that is not read;
             they do not fit into memory; chained data sets number their classes in several ways.
     """
     if not hasattr(value, "__getitem__") or not hasattr(value, "__len__"):
@@ -263,14 +263,14 @@ def _example(
                 got=", ".join(map(repr, inputs[:12])) or "only the target",
                 expected="one input and one target, or what a tokenizer makes, by name: "
                 + ", ".join(TOKENS),
-                do=f"leave out what is no input: drop={surplus or '[...]'}; several inputs can be "
-                "given as arrays: ({name: x, ...}, y)",
+                do=f"leave out what is not an input: drop={surplus or '[...]'}; several inputs can "
+                "be given as arrays: ({name: x, ...}, y)",
             )
         return {"": _as_input(item[inputs[0]], index, name)}, _as_plain(item[label_key])
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return {"": _as_input(item[0], index, name)}, _as_plain(item[1])
     raise DataError(
-        f"{name}: example {index} is no pair of input and target.",
+        f"{name}: example {index} is not a pair of input and target.",
         got=f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__,
         expected="(input, target), or a mapping",
     )

@@ -94,7 +94,7 @@ def with_expected(setup: TrainingSetup, batch: Batch, n: int) -> Batch:
 
 
 def label_counts(y: Values, classes: int) -> Tensor:
-    """Return [Y] how often each label occurs among targets [N]; zeros where they are no labels."""
+    """Return [Y] how often each label occurs among targets [N]; zeros where they are not labels."""
     if isinstance(y, dict) or y.ndim != 1 or y.is_floating_point() or not classes:
         return torch.zeros(classes, dtype=torch.int64, device=tensors_of(y)[0].device)
     return torch.bincount(y, minlength=classes)

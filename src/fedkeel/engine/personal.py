@@ -129,10 +129,10 @@ def measure_client(
     with torch.no_grad(), explain_errors(f"The evaluation of client {client} failed"):
         params, buffers = personal_model(setup, server, client, state)
         predict = _prediction(setup, params, buffers, client)
-        alone = replace(setup, federation=setup.federation.only(client))
-        count = len(split_examples(alone, "clients"))
+        client_setup = replace(setup, federation=setup.federation.only(client))
+        count = len(split_examples(client_setup, "clients"))
         starts = range(0, count, setup.shard)
-        shards = [measure_shard(alone, predict, "clients", start) for start in starts]
+        shards = [measure_shard(client_setup, predict, "clients", start) for start in starts]
     measured = joined(setup.metrics, shards)
     together = torch.zeros(len(measured.states), dtype=torch.int64)
     return setup.metrics.merged(measured.states, together, 1)[0], measured.kept

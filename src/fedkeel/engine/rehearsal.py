@@ -77,8 +77,8 @@ def rehearse_client(
     answers: ByPart = {}
     if setup.training.plan.surveys:
         answers = survey_client(setup, message, job, client_state)
-        alone = map_tensors(lambda t: t[None], dict(answers))
-        message = add_mean_answers(message, substates(alone), np.ones(1))
+        of_one_client = map_tensors(lambda t: t[None], dict(answers))
+        message = add_mean_answers(message, substates(of_one_client), np.ones(1))
     result = train_client(setup, message, job, client_state, limit=1)
     return {**reply_state(result.reply), "survey": dict(answers)}
 

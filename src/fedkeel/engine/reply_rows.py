@@ -126,7 +126,7 @@ class ReplyRows:
             for tensor in self._sums.tensors.values():
                 tensor[first_row].zero_()
         phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
-        # waiting for a GPU is none of the thread's processor time
+        # while the thread waits for a GPU, its processor time stands still
         clock = time.perf_counter if trainer.queue_length else time.thread_time
         started = clock()
         for trained in _started_ahead(trainer, trainer(message, jobs, read_record, self.summed)):

@@ -179,7 +179,7 @@ def check_tree(part: Named, result: Tree, params: Tree) -> Tree:
 
 
 def _difference(result: object, params: Tree) -> str:
-    """Return which names are missing and which are too many, or the type of what is no tree."""
+    """Return which names are missing and which are too many, or the type of what is not a tree."""
     if not isinstance(result, dict):
         return f"an object of type {type(result).__name__}"
     lists = {
@@ -273,7 +273,7 @@ def check_states(verb: str, states: Mapping[str, State]) -> None:
             got = str(error)
         if got:
             raise TrainingError(
-                f"What {part} {verb} is no state.",
+                f"What {part} {verb} is not a state.",
                 got=got,
                 expected="a dict of named tensors, which may hold others; {} for nothing",
             )
@@ -330,7 +330,7 @@ def check_unchanged(
             f"{fault}.",
             got=f"other numbers in {changed[0]!r}",
             why="other clients start from the same tensors",
-            do="make new tensors: a + b in place of a.add_(b), and a[0] = 1 on a.clone() alone",
+            do="make new tensors: a + b in place of a.add_(b), and a[0] = 1 only on a.clone()",
         )
 
 

@@ -163,7 +163,7 @@ class Plan:
 
     @property
     def last_round_states(self) -> frozenset[str]:
-        """Names of the parts whose client state depends on the last round alone."""
+        """Names of the parts whose client state depends only on the last round."""
         return frozenset(
             part.name for part in self.client_states if traits_of(part).from_last_round_only
         )
@@ -465,7 +465,7 @@ _WITHOUT_SHARED = frozenset(
 def broken_by(part: Part) -> frozenset[Capability]:
     """Return what others cannot have beside a part, with what its roles and traits break.
 
-    What a loss takes from a preparation is there in a step alone: not before training, and not
+    What a loss takes from a preparation is there only in a step: not before training, and not
     where the gradient of each example is taken by itself.
     """
     prepares = isinstance(part, Preparation) and isinstance(part, (Criterion, LossTerm, Penalty))

@@ -284,7 +284,7 @@ class Step:
         for piece, weight in self.pieces(self.piece_size):
             before = tree.clone(buffers)
             loss, of_piece = piece._value_and_grad(params, buffers)
-            is_real = weight > 0  # of a piece of nothing but padding it is no number
+            is_real = weight > 0  # of a piece of nothing but padding it is not a number
             for name, buffer in buffers.items():
                 buffer.copy_(torch.where(is_real, buffer, before[name]))
             grads = {
@@ -352,11 +352,11 @@ class Step:
         """
 
         def one(x: Values, y: Values) -> tuple[Tree, Tensor]:
-            alone = replace(self, batch=Batch.of_one(x, y))
-            objective = None if self.objective.is_task_loss else alone._objective
+            of_one = replace(self, batch=Batch.of_one(x, y))
+            objective = None if self.objective.is_task_loss else of_one._objective
             buffers = self.network.copy_buffers(self.buffers)
             value, grads = self.network.value_and_grad(
-                model, buffers, alone.batch, "functional", objective
+                model, buffers, of_one.batch, "functional", objective
             )
             return grads, value
 
@@ -378,7 +378,7 @@ class Step:
         return {name: grads[name] for name in params}
 
     def task_grad(self, params: Tree, batch: Batch) -> Tree:
-        """Return the gradient of the task loss alone, on any batch, without a trace."""
+        """Return the gradient of only the task loss, on any batch, without a trace."""
         return self._grad_of_task(params, batch)
 
     def input_grad(self, params: Tree, batch: Batch) -> Tensor:
@@ -428,7 +428,7 @@ class Step:
 
         The weights, [] each, are numbers of real examples: divided by their sum they make the mean
         over the batch of the means over the pieces. Where the examples of a batch see each other,
-        none is left alone: batch normalisation has no statistics of one.
+        no piece has only one: batch normalisation has no statistics of one.
         """
         out, count = [], len(self.batch)
         cuts = [*range(0, count, size), count]
@@ -492,7 +492,7 @@ class Round:
         steps: [] S, the number of steps, of the run's type.
         path_length: displacement of the local model over -lr for a constant gradient of 1, so S
             for plain gradient descent. Momentum and penalties are in it. [] where clients train
-            side by side. nan where the local optimiser's path is no sum of gradients.
+            side by side. nan where the local optimiser's path is not a sum of gradients.
         lr: local learning rate of the round; [] where the end of a round is recorded for many.
         make_all_examples_step: makes a step whose batch is all examples of the client.
         broadcast: what this part's server half sent.
@@ -528,7 +528,7 @@ class Round:
     def all_examples_step(self) -> Step:
         """Return a step whose batch is all examples of the client, with this part's namespaces.
 
-        It is no step of the path: its `grad` at any point is the gradient of the client's own
+        It is not a step of the path: its `grad` at any point is the gradient of the client's own
         objective there.
         """
         return self.make_all_examples_step().view(self.part)
@@ -543,7 +543,7 @@ class Round:
         """
         if self.nonlinear_part:
             raise CompositionError(
-                f"{self.part!r} asks for the mean gradient of a path that is no sum of gradients.",
+                f"{self.part!r} asks for the mean gradient of a path that is not a sum of them.",
                 why=f"{self.nonlinear_part!r} breaks LINEAR_ACCUMULATION",
                 do=f"leave one of them out, and let {self.part!r} say that it needs it",
             )

@@ -211,7 +211,7 @@ def _kinds(term: Term, expression: str) -> tuple[dict[str, type[Part]], Recipe]:
             names = [name for name in parts if name]
             raise CompositionError(
                 f"{term.name} has no part '{term.part}'.",
-                expected=" or ".join(names) if names else f"{term.name} alone",
+                expected=" or ".join(names) if names else f"only {term.name}",
             )
         parts = {term.part: parts[term.part]}
     return parts, recipe

@@ -139,7 +139,7 @@ def check_sampling(plan: Plan, local: Local) -> None:
     """Refuse Poisson batches where a step would divide by the number that came, or none came.
 
     Raises:
-        CompositionError: the method is not `dpsgd` alone in its steps.
+        CompositionError: another part than `dpsgd` acts in the method's steps.
     """
     if local.sampling != "poisson":
         return

@@ -15,9 +15,9 @@ from fedkeel.tree import Tree
 def nonlinear_optimiser(local: Local) -> str:
     """Return the name of a local optimiser that breaks LINEAR_ACCUMULATION, "" where it does not.
 
-    A path is a weighted sum of its gradients where the weights depend on the number of the step
-    alone, and nothing comes from earlier rounds. Adam divides by the size of the gradients;
-    momentum that is kept moves by earlier ones.
+    A path is a weighted sum of its gradients where the weights depend only on the number of the
+    step, and nothing comes from earlier rounds. Adam divides by the size of the gradients; momentum
+    that is kept moves by earlier ones.
     """
     keeps_momentum = local.keep_state and local.momentum > 0.0
     is_linear = OPTIMISERS[local.optimiser] is LocalSGD and not keeps_momentum
@@ -32,8 +32,8 @@ def path_length(
 
     The optimiser itself steps on unit gradients, with the pull of the penalties acting on the
     displacement. That is :math:`\lVert a_i\rVert_1` for any momentum, Nesterov's form and proximal
-    term. Weight decay is part of the gradient, not of the path. An optimiser whose path is no
-    weighted sum of gradients has no such length: nan.
+    term. Weight decay is part of the gradient, not of the path. An optimiser whose path is not
+    a weighted sum of gradients has no such length: nan.
 
     Args:
         optimiser: the local optimiser.

@@ -73,7 +73,7 @@ class Traits:
         needs_only_sum: the server half of an `Upload` uses only the sum of what the clients send.
             Engines may then add the uploads up, so that `cohort.uploads` has sums over some of the
             clients, [G, ...], in place of [K, ...].
-        from_last_round_only: a new `ClientState` depends on the client's last round alone and not
+        from_last_round_only: a new `ClientState` depends only on the client's last round and not
             on its former state. Engines may then store its matrices as products of two small
             factors when the round had few examples. Results do not depend on it.
         server_holds_sum: the part's server state is a sum over what the clients keep as their

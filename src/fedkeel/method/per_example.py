@@ -127,7 +127,7 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
     """
     detached = {k: p.detach() for k, p in params.items()}
     first = batch.part(slice(1))
-    alone = _by_gradients(network, params, buffers, first, tuple(params))
+    one_by_one = _by_gradients(network, params, buffers, first, tuple(params))
     expected, names = _calls(network, detached, buffers, first)
     if not names:
         return {}
@@ -151,7 +151,9 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
 
     try:
         result = sums(first)
-        total = {k: torch.zeros_like(result[k]) for k in names if _is_close(result[k], alone[k])}
+        total = {
+            k: torch.zeros_like(result[k]) for k in names if _is_close(result[k], one_by_one[k])
+        }
         for piece in _pieces(batch, MAX_EXAMPLES):
             result = sums(piece)
             total = {k: t + result[k] for k, t in total.items()}
@@ -165,7 +167,7 @@ class _Call:
     """A call of a linear layer with one row.
 
     Args:
-        weight: name of its weights; None where they are no parameter.
+        weight: name of its weights; None where they are not a parameter.
         bias: the same of its biases.
         input: [1, N] the layer's input.
         width: M, the width of its output.

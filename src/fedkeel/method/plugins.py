@@ -38,7 +38,7 @@ def load_parts(path: str) -> tuple[type[Part], ...]:
     """Return the parts at ``package.module:Name``.
 
     Raises:
-        CompositionError: there is nothing at this path, or it is no part.
+        CompositionError: there is nothing at this path, or it is not a part.
     """
     value = import_object(path, _PART)
     values = value if isinstance(value, tuple) else (value,)
@@ -157,13 +157,13 @@ def _flaw(kind: type[Part]) -> str:
     if unset:
         return f"does not set {', '.join(unset)}"
     if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", kind.name) or kind.name in RESERVED:
-        return f"calls itself {kind.name!r}, which is no name for a part"
+        return f"calls itself {kind.name!r}, which is not a name for a part"
     if kind.paper and kind.paper not in entries():
         return (
             f"cites {kind.paper!r}, which is not in papers.bib; set paper = '' if there is no paper"
         )
     if "__dataclass_fields__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        return "is no frozen dataclass"
+        return "is not a frozen dataclass"
     missing = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
     if missing:
         return f"has no default for {', '.join(missing)}"

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedkeel.config import Local
 from fedkeel.method.context import Arrival, Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.local_optimiser import LocalOptimiser
-from fedkeel.method.part import Capability as Capability  # a part's author imports from here alone
+from fedkeel.method.part import Capability as Capability  # a part's author imports only from here
 from fedkeel.method.part import Part as Part
 from fedkeel.method.part import Stage as Stage
 from fedkeel.method.part import Traits as Traits
@@ -45,7 +45,7 @@ class Personal(Part):
     """Keeps some parameters at the client, where they are trained and never sent. Any number.
 
     You need it when each client has its own part of the model, such as its classifier. All other
-    roles see the shared parameters alone. Personal ones take a step of the local optimiser along
+    roles see only the shared parameters. Personal ones take a step of the local optimiser along
     the gradient that `Step.grad` or `Step.example_grads` gives first. Its traits may say
     `keeps_statistics` or `shares_nothing`.
     """
@@ -446,7 +446,7 @@ class CohortTransform(Part):
     def withstands(self, count: int) -> int | None:
         """Return how many broken updates of `count` it is made for; None where it counts none.
 
-        A run is warned where that is nobody, or fewer than may be broken.
+        A run is warned where that number is 0, or below the number that may be broken.
         """
         return None
 
@@ -473,7 +473,7 @@ class Reduction(Part):
     def withstands(self, count: int) -> int | None:
         """Return how many broken updates of `count` it is made for; None where it counts none.
 
-        A run is warned where that is nobody, or fewer than may be broken.
+        A run is warned where that number is 0, or below the number that may be broken.
         """
         return None
 

@@ -28,7 +28,7 @@ def centralise(w: Tensor, axes: Axes = "input", vectors: bool = False) -> Tensor
             two; ``output_kernel`` all but the second.
             A matrix is always centralised over ``input``: GC-Fed's section 4.3.1 changes the axes
             of convolutions only.
-        vectors: what happens to a tensor of one axis or none: left alone, or its mean over all
+        vectors: what happens to a tensor of one axis or none: left as it is, or its mean over all
             entries is subtracted, which sets a tensor of one entry to 0.
 
     >>> import torch

@@ -217,7 +217,7 @@ def _nearest_in_cone(g: Floats, h: Floats, noise: float) -> Floats | None:
     """Return lambda >= 0 for b = 0, where h = -Mp lies in the span of M's columns.
 
     Then p is known within the span of the rows, and its polar part is a least squares problem, also
-    where u = 0 is the only solution. Where rows cancel each other, rounding alone may make their
+    where u = 0 is the only solution. Where rows cancel each other, only rounding may make their
     multipliers grow without bound; a tiny ridge prevents that, and `_polish` removes its bias.
     """
     rows, inverse = _basis(g, noise)

@@ -26,7 +26,7 @@ class Batch:
             several by name.
         weight: [B] 1 for a real example and 0 for padding; None where all are real.
         expected: number of examples that a batch expects, over which sums are then divided, where
-            each is drawn by itself; None where B is no accident.
+            each is drawn by itself; None where B is fixed.
     """
 
     x: Values

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class RealExamples(TorchFunctionMode):
-    """Within it, batch normalisation takes mean and variance of the real examples alone.
+    """Within it, batch normalisation takes mean and variance of only the real examples.
 
     Numbers are those of torch for these examples, up to rounding. There have to be two of them, or
     several places in each.

@@ -236,7 +236,7 @@ def make_loss(given: str | Loss) -> Loss:
     """Return the loss of a name, an import path, or a function.
 
     Raises:
-        ModelError: there is no such loss, it is no function, or it has parameters to train.
+        ModelError: there is no such loss, it is not a function, or it has parameters to train.
     """
     if isinstance(given, str):
         if ":" in given:
@@ -249,7 +249,7 @@ def make_loss(given: str | Loss) -> Loss:
         return LOSSES[given]
     if not callable(given) or isinstance(given, type):
         raise ModelError(
-            "The loss is no function.",
+            "The loss is not a function.",
             got=repr(given),
             expected="a name, or (output, target) -> losses [B]",
             do="e.g. 'mse', or torch.nn.CrossEntropyLoss(reduction='none')",
@@ -261,14 +261,14 @@ def make_loss(given: str | Loss) -> Loss:
         raise ModelError(
             "The loss has parameters of its own, which are not trained.",
             got=learns[0],
-            expected="a loss of scores and labels alone",
+            expected="a loss only of scores and labels",
             do="make them part of the model, or set requires_grad_(False) where they stay",
         )
     return given
 
 
 OF_QUANTITIES: frozenset[Loss] = frozenset({mse, l1, huber, poisson, cox})
-"""Losses whose target is no label, even where it is a whole number."""
+"""Losses whose target is not a label, even where it is a whole number."""
 
 
 WITH_UNKNOWN: frozenset[Loss] = frozenset({mse, l1, huber, poisson})
@@ -308,11 +308,11 @@ def losses_of_each(loss: Loss, output: Outputs, y: Values) -> Tensor:
     if losses.ndim:
         return losses
 
-    def alone(row: int) -> Tensor:
+    def loss_of_example(row: int) -> Tensor:
         one = slice(row, row + 1)
         return loss(map_output(lambda tensor: tensor[one], output), rows_of(y, one))
 
-    return torch.stack([alone(row) for row in range(count_of(y))])
+    return torch.stack([loss_of_example(row) for row in range(count_of(y))])
 
 
 def named_like(loss: Loss) -> Loss:

@@ -18,7 +18,7 @@ def describe_model(
     Args:
         module: described by its structure, and by all that its code can reach. Numbers of its own
             parameters and buffers are left out. Torch's modules within one of fedkeel's networks
-            are described by their structure alone.
+            are described only by their structure.
         head: name of the classifier.
         loss: described by all that it can reach, numbers of its tensors too.
         trained: names of the parameters that are trained.

@@ -180,7 +180,7 @@ class Network:
     def changed_state(self, params: Tree, buffers: Tree) -> Tree:
         """Return the entries of the state dict that these parameters and buffers have, as copies.
 
-        A large frozen base is none of them.
+        A large frozen base is not among them.
         """
         first_name = {id(p): name for name, p in self._train.named_parameters()}
         state: Tree = {}

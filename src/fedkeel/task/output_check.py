@@ -139,7 +139,7 @@ def _expected_output(needs_scores: bool, x: Values, data: Dataset) -> str:
 
 
 def _about_labels(data: Dataset) -> str | None:
-    """Return a number that is no label, or else the names of the labels, or None."""
+    """Return a number that is not a label, or else the names of the labels, or None."""
     if isinstance(data.y, dict) or data.y.ndim > 1:
         return None
     missing = np.flatnonzero(np.bincount(data.y.numpy(), minlength=data.classes) == 0)
@@ -171,9 +171,9 @@ def _input_remedy(error: Exception, x: Values) -> str:
 
 
 def _output_remedy(output: object) -> str:
-    """Return what to do about an output that is no row of scores for each example."""
+    """Return what to do about an output that is not a row of scores for each example."""
     if not isinstance(output, Tensor):
-        return "return the scores alone from forward(), e.g. the first of a tuple"
+        return "return only the scores from forward(), e.g. the first of a tuple"
     if output.ndim < 2:
         return (
             "give the last layer one output for each class, of two classes too, and keep its axis"
@@ -209,7 +209,7 @@ def check_loss(network: Network, output: Outputs, y: Values) -> None:
             got=f"{arguments}: {first_line(error)}",
             expected="a loss of (output, target), such as 'cross_entropy' for labels or 'mse' for "
             "quantities",
-            why="" if network.task_loss not in OF_QUANTITIES else "the target is no label here",
+            why="" if network.task_loss not in OF_QUANTITIES else "the target is not a label here",
             do="check the loss against what the model returns",
         ) from error
     has_shape = isinstance(losses, Tensor) and losses.shape in ((count,), ())
@@ -228,7 +228,7 @@ def check_loss(network: Network, output: Outputs, y: Values) -> None:
             with torch.no_grad():
                 return network.task_losses(copies, joined([y] * count))
 
-        # twice alone may be Cox's loss, too: log 4 of four at risk, and log 2 of two
+        # twice the loss may be Cox's too: log 4 of four at risk, and log 2 of two
         if all(torch.allclose(loss_of_copies(n), n * losses) for n in (2, 3)):
             raise ModelError(
                 "The loss is a sum over the batch.",

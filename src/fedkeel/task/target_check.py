@@ -102,7 +102,7 @@ def _ignored_by(loss: Any) -> int:  # noqa: ANN401 - a module or a function of t
 def _check_shares(y: Tensor, loss: str, leaves_out: bool, what: str) -> None:
     """Refuse targets outside of 0 to 1; those of -100 do not count where the loss leaves them out.
 
-    Labels [N] have none of these: an example without its only label is no example.
+    Labels [N] have none of these: an example without its only label does not count.
     """
     is_left_out = leaves_out and y.ndim > 1 and not y.is_floating_point()
     counts = y != IGNORED if is_left_out else torch.ones((), dtype=torch.bool).expand(y.shape)
@@ -165,7 +165,7 @@ def _check_classes(y: Tensor, loss: str, outputs: int, ignored: int, what: str) 
     if not bad.any():
         return
     raise DataError(
-        f"{what}: a target of the loss {loss!r} is no class that the model has a score for.",
+        f"{what}: a target of the loss {loss!r} is not a class that the model has a score for.",
         got=_first(y, bad),
         expected=f"0..{outputs - 1}, the outputs of the model, or {ignored}, which does not count",
         do=remedy_for_classes(y, outputs)
@@ -210,7 +210,7 @@ def _check_counts(y: Tensor, loss: str, what: str) -> None:
 
 
 def _check_survival(y: Tensor, what: str) -> None:
-    """Refuse targets that are no pairs of a time and of 1 for an event or 0."""
+    """Refuse targets that are not pairs of a time and of 1 for an event or 0."""
     expected = "[N, 2]: the time, and 1 for an event or 0 for the end of observation"
     if y.ndim != 2 or y.shape[1] != 2:
         raise DataError(

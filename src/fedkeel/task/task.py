@@ -63,12 +63,12 @@ class Task:
         buffers: what happens to buffers: ``refuse``, ``average`` or ``local``.
         metrics: what is measured besides the loss: names, see `fedkeel.task.metrics.registry`;
             functions of (output, target) with a value for each example; metrics of torchmetrics.
-            None takes accuracy and top-3 accuracy for labels, and the loss alone for the rest.
+            None takes accuracy and top-3 accuracy for labels, and only the loss for the rest.
         score: name of the metric by which models are judged; None takes the first one.
 
     Raises:
-        ModelError: the model is no module and makes none, the head is no name, the loss is no
-            function or has parameters to train, or there is no such policy for buffers.
+        ModelError: the model is not a module and makes none, the head is not a name, the loss is
+            not a function or has parameters to train, or there is no such policy for buffers.
 
     >>> Task(nn.Linear(2, 3)).head is None
     True
@@ -97,7 +97,7 @@ class Task:
         make_loss(self.loss)
         if isinstance(self.metrics, str) or not isinstance(self.metrics, Sequence | None):
             raise ModelError(
-                "The metrics are no list.",
+                "The metrics are not a list.",
                 got=repr(self.metrics),
                 expected="names, functions or metrics of torchmetrics, e.g. ['mae', 'r2']",
             )
@@ -211,8 +211,8 @@ class Task:
                 raise ModelError(
                     f"model {name!r} cannot be built",
                     got=one_line(error),
-                    do="make it alone in Python, without arguments; one that needs some is given "
-                    f"as a function: Task(lambda: {name}(...))",
+                    do="construct it in Python yourself, without arguments; one that needs some is "
+                    f"given as a function: Task(lambda: {name}(...))",
                 ) from error
         if not isinstance(module, nn.Module):
             raise ModelError(
@@ -226,7 +226,7 @@ def _weighs_examples(network: Network, data: Dataset) -> bool:
     """Return whether a mean loss is another one than the mean of those of single examples.
 
     It is tried on one example of each label, and on the first ones where there are no labels. Class
-    weights of torch's losses are seen without: a node may have one label alone.
+    weights of torch's losses are seen without: a node may have only one label.
     """
     loss = network.task_loss
     if loss is cox or (
@@ -315,7 +315,7 @@ def _check_tensors(module: nn.Module) -> None:
             raise ModelError(
                 f"{kind} has complex parameters or buffers.",
                 got=f"{name!r} of {tensor.dtype}",
-                expected="real numbers, which alone have the run's type",
+                expected="real numbers, because only those can have the run's type",
                 do="keep torch.view_as_real(...) of it, and take torch.view_as_complex(...) of "
                 "that in forward()",
             )

@@ -57,9 +57,9 @@ class ModuleTraits:
             )
         if self.hidden_state:
             return (
-                f"the model changes {self.hidden_state} in its forward pass, which is no buffer: "
-                "the next client starts with what the last one left there, and the server, which "
-                "evaluates, does not get it. Make it a buffer of the model"
+                f"the model changes {self.hidden_state} in its forward pass, which is not a "
+                "buffer: the next client starts with what the last one left there, and the "
+                "server, which evaluates, does not get it. Make it a buffer of the model"
             )
         return ""
 
@@ -280,7 +280,7 @@ LARGEST_ARRAY = 1 << 20
 def _changed_name(before: _Snapshot, between: _Snapshot, after: _Snapshot) -> str:
     """Return the name of an attribute that two calls change, "" where they change none.
 
-    Of a list or a dictionary the second call alone counts: the first one may fill a cache.
+    Of a list or a dictionary only the second call counts: the first one may fill a cache.
     """
     for key, value in after.items():
         if (between if key[1] == _CONTENT else before).get(key, value) != value:
@@ -292,7 +292,7 @@ def _snapshot(thing: object) -> _Snapshot:
     """Return numbers and texts among the attributes of an object or of all its modules.
 
     Of a tensor it is the number of times that it was written to. The key of a tensor holds its id:
-    another tensor in its place, which the module may never look at, is no change.
+    another tensor in its place, which the module may never look at, is not a change.
     """
     snapshot: dict[tuple[str, int], Any] = {}
     modules = thing.named_modules() if isinstance(thing, nn.Module) else [("", thing)]

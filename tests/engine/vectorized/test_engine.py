@@ -477,7 +477,7 @@ def test_tokens_are_padded_too(more: tuple[nn.Module, ...]) -> None:
 
 
 class Noisy(nn.Module):
-    """A model that draws what is no mask."""
+    """A model that draws what is not a mask."""
 
     def __init__(self) -> None:
         super().__init__()

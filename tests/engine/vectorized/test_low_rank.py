@@ -335,7 +335,7 @@ def test_it_is_the_same_run(
     kinds.clear()
     found = start(ready(method, momentum=momentum, state=where))
     assert any(kinds) == thin
-    assert not all(kinds)  # a client left alone keeps a matrix
+    assert not all(kinds)  # a client that trains alone keeps a matrix
     for name, one in found.params.items():
         torch.testing.assert_close(one, expected.params[name], rtol=0, atol=1e-12)
 

@@ -478,7 +478,7 @@ class Remembers(Own):
 
 
 class Drifts(Own):
-    """Keeps a tensor that is no buffer."""
+    """Keeps a tensor that is not a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -490,7 +490,7 @@ class Drifts(Own):
 
 
 class Normalises(Own):
-    """Keeps statistics for evaluation as plain attributes, and looks at them there alone."""
+    """Keeps statistics for evaluation as plain attributes, and looks at them only there."""
 
     def __init__(self) -> None:
         super().__init__()

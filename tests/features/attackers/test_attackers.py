@@ -157,7 +157,7 @@ def test_workers_have_the_bits_of_the_sequential_engine(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["alie"])
 def test_the_vectorized_engine_keeps_single_updates_for_them(kind: str) -> None:
-    """FedAvg needs their sum alone, which it would leave otherwise."""
+    """FedAvg needs only their sum, which it would leave otherwise."""
     attacked, plain = ran(kind, engine="vectorized"), ran(engine="vectorized")
     reference = ran(kind)
     assert same_up_to_rounding(attacked, reference)

@@ -42,7 +42,7 @@ def run_of(method: str, **more: object) -> Prepared:
 
 
 class Plain:
-    """A model that is trained with torch alone; its optimiser goes on from round to round."""
+    """A model that is trained only with torch; its optimiser goes on from round to round."""
 
     def __init__(self, ready: Prepared) -> None:
         self.module = Net().double()

@@ -247,7 +247,7 @@ def test_the_page_the_table_and_the_record_show_it(tmp_path: Path) -> None:
 
 
 def test_a_key_at_the_server_decides_noise_and_cohorts(tmp_path: Path) -> None:
-    """The same key repeats the bits, and another one, or the seed alone, gives others."""
+    """The same key repeats the bits, and another one, or only another seed, gives others."""
     results = {}
     for name, content in (("a", b"a" * 32), ("b", b"a" * 32), ("c", b"c" * 32)):
         (tmp_path / name).write_bytes(content)

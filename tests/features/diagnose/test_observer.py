@@ -162,7 +162,7 @@ def test_the_entries_are_what_pandas_takes(result: Result) -> None:
     ("method", "engine"),
     [
         ("scaffold", {"kind": "workers", "workers": 2}),
-        ("fedavg", {"kind": "vectorized", "workers": 1, "parallel_clients": 4}),  # sums alone
+        ("fedavg", {"kind": "vectorized", "workers": 1, "parallel_clients": 4}),  # only sums
         ("fedacg", {"kind": "vectorized", "workers": 2, "parallel_clients": 2}),
     ],
 )

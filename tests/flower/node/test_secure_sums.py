@@ -368,7 +368,7 @@ def test_keys_are_read_as_ssh_keygen_writes_them(tmp_path: Path) -> None:
     text = b"text"
     signing.check({1: (text, Signing(keys[1]).sign(text))})
     with pytest.raises(SecureSumError, match="node 1 are not signed"):
-        signing.check({1: (text, signing.sign(text))})  # its own key is nobody else's
+        signing.check({1: (text, signing.sign(text))})  # its key belongs to no other node
     assert read_signing(private, None).peers is None
     peers.write_text("# nobody\nssh-rsa AAAA\n")
     with pytest.raises(ConfigError, match="cannot be used") as error:

@@ -1,4 +1,4 @@
-"""Rounds whose updates the server sees in a sum alone: the sum, drop-outs, bounds and noise."""
+"""Rounds whose updates the server sees only in a sum: the sum, drop-outs, bounds and noise."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def projected(digits: Arrays) -> object:
 
 
 def test_fedgc_hides_one_direction_a_group(projected: object) -> None:
-    """What is sent differs from the plain gradient along z alone, where the constraint binds."""
+    """What is sent differs from the plain gradient only along z, where the constraint binds."""
     run, heard = projected
     seen = heard.client(0)
     part = find_cgc(run.plan)

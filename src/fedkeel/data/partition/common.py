@@ -150,7 +150,7 @@ def members(labels: Ints, classes: int) -> Lists:
 
 
 def group(owner: Ints, count: int, rows: Ints | None = None) -> Lists:
-    """Return the entries of `rows` of each owner, in their order; an owner of -1 is nobody.
+    """Return the entries of `rows` of each owner, in their order; owner -1 means: of no client.
 
     Args:
         owner: [N] owner of each entry, -1..count-1.
@@ -170,10 +170,10 @@ def group(owner: Ints, count: int, rows: Ints | None = None) -> Lists:
     ]
 
 
-def cut(share: Floats, n: int) -> Ints:
-    """Return how many of n rows each client gets when they are cut at floor(cumsum(share) n).
+def rows_by_share(share: Floats, n: int) -> Ints:
+    """Return the number of rows of each client, where n rows are divided at floor(cumsum(share) n).
 
-    >>> cut(np.array([0.5, 0.25, 0.25]), 7).tolist()
+    >>> rows_by_share(np.array([0.5, 0.25, 0.25]), 7).tolist()
     [3, 2, 2]
     """
     ends = (np.cumsum(share) * n).astype(np.int64)

@@ -20,11 +20,11 @@ from fedkeel.data.partition.common import (
     Lists,
     Sizes,
     check,
-    cut,
     draw_sizes,
     group,
     legacy,
     members,
+    rows_by_share,
 )
 from fedkeel.errors import DataError, SlowWork, counted
 from fedkeel.rng import generator
@@ -150,7 +150,7 @@ def _attempt(random: RandomState, each: Lists, clients: int, alpha: float) -> tu
         mass = share.sum()
         if not mass > 0:  # also where all gamma variates underflowed and the shares are NaN
             break
-        counts = cut(share / mass, len(mixed))
+        counts = rows_by_share(share / mass, len(mixed))
         held += counts
         rows.append(mixed)
         owner.append(np.repeat(np.arange(clients), counts))
@@ -199,7 +199,7 @@ def dirichlet_gradma(
     for share, mixed in zip(shares, left, strict=True):
         random.shuffle(mixed)
         rows.append(mixed)
-        owner.append(np.repeat(np.arange(clients), cut(share, len(mixed))))
+        owner.append(np.repeat(np.arange(clients), rows_by_share(share, len(mixed))))
     lists = group(np.concatenate(owner), clients, np.concatenate(rows))
     for part in lists:
         random.shuffle(part)

@@ -234,7 +234,7 @@ def from_clients(
         test: test examples of some clients, by name. They are the test set of `fedkeel.run`, where
             no other is given; and, without `holdout`, what each client is evaluated on.
         target: name of the column or key of the target, where one object holds inputs and target.
-        drop: names of columns that are no inputs.
+        drop: names of columns that are not inputs.
         categories: columns of tables that hold categories; see `fedkeel.config.Data`.
         missing: what becomes of missing values of tables; see `fedkeel.config.Data`.
         normalize: ``standardize`` brings each column, or each channel, to mean 0 and deviation 1 by
@@ -262,7 +262,7 @@ def from_clients(
     """
     if not isinstance(clients, (Mapping, list, tuple)):
         raise DataError(
-            "These are no clients.",
+            "These are not clients.",
             got=f"an object of type {type(clients).__name__}",
             expected="the examples of each client, by name or in a list, such as pairs (x, y)",
         )

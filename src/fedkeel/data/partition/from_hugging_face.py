@@ -58,12 +58,12 @@ def from_hf(
         tokenizer: a tokenizer of transformers, or its name or folder. Text becomes ``input_ids``
             and ``attention_mask`` [N, T], which the module gets by these names.
         length: T; longer text is cut, shorter text padded.
-        drop: columns that are no inputs.
+        drop: columns that are not inputs.
         categories: columns of a table that hold categories; see `fedkeel.config.Data`.
         missing: what becomes of missing values of a table; see `fedkeel.config.Data`.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         holdout_by: name of the column that says what belongs together, such as the patient, which
-            is held out as a whole; it is no input.
+            is held out as a whole; it is not an input.
         stratify: whether `holdout` keeps the share of each class of a client.
         seed: seed of the partition and of the hold-out.
 
@@ -108,7 +108,7 @@ def _by_partitioner(
     missing = [n for n in ("load_partition", "num_partitions") if not hasattr(partitioner, n)]
     if missing:
         raise DataError(
-            "'partitioner' is no partitioner of flwr-datasets.",
+            "'partitioner' is not a partitioner of flwr-datasets.",
             got=f"an object of type {type(partitioner).__name__} without {missing[0]!r}",
             expected="such as flwr_datasets.partitioner.DirichletPartitioner(...)",
         )

@@ -89,7 +89,7 @@ def read_arrays(
 
 
 def read_inputs(path: Path) -> torch.Tensor:
-    """Read the array ``x`` of an ``.npz`` file alone: inputs [N, ...] as `read_arrays` has them.
+    """Read only the array ``x`` of an ``.npz`` file: inputs [N, ...] as in `read_arrays`.
 
     Raises:
         DataError: as in `read_arrays`; or an input is not finite.

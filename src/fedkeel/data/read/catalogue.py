@@ -19,7 +19,7 @@ class Download:
         file: its name, also the last part of its address.
         checksum: ``md5:`` or ``sha256:`` and the published digest in hexadecimal.
         size: bytes, for showing only.
-        unpacked_folder: folder that a tar archive holds; empty for a file that is no archive.
+        unpacked_folder: folder that a tar archive holds; empty for a file that is not an archive.
     """
 
     file: str

@@ -255,7 +255,7 @@ def _files_below(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for member in archive:
         path = PurePosixPath(member.name)
         if not (member.isfile() or member.isdir()) or path.is_absolute() or ".." in path.parts:
-            raise tarfile.TarError(f"{member.name!r} is no file or folder of its own")
+            raise tarfile.TarError(f"{member.name!r} is not a file or folder of its own")
         yield member
 
 

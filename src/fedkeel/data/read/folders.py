@@ -200,7 +200,7 @@ def _list_images(folder: Path) -> tuple[list[Path], list[str]]:
             raise DataError(
                 f"{below} has no images.",
                 expected=f"files that end in {suffixes}",
-                do="put the images of this class there; if it is no class, move it elsewhere",
+                do="put the images of this class there; if it is not a class, move it elsewhere",
             )
         known = (*IMAGE_SUFFIXES, *IGNORED_SUFFIXES)
         unknown = [file for file in files if file.suffix.lower() not in known and not file.is_dir()]

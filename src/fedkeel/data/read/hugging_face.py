@@ -33,7 +33,7 @@ class Columns:
         target: name of the target; None where its name says so.
         client: name of the column that says whose an example is; None where there is none.
         group: name of the column of groups that are held out as wholes; None where there is none.
-        drop: columns that are no inputs.
+        drop: columns that are not inputs.
         categories: columns of a table that hold categories, with or without their names.
         missing: what becomes of missing values of a table; see `fedkeel.config.Data`.
         text: which column holds text, and how it becomes tokens; None of other inputs.

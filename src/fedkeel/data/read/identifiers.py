@@ -191,7 +191,7 @@ def _numbered(texts: Sequence[str], index: Ints) -> Encoded:
         if other == name:
             continue
         if other.strip() == name.strip():
-            what = "Two names in the data differ by spaces around them alone."
+            what = "Two names in the data differ only by spaces around them."
             got, do = f"{other!r} and {name!r}", "take the spaces out of the file"
         else:
             what = "Two names in the data look the same and are written in other code points."

@@ -22,7 +22,7 @@ MAX_PIXELS = 50_000_000
 """Pixels of the largest image that is read. It takes about 1 GB while it is brought to a shape."""
 
 _FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What a file may be, whatever its suffix says. Others call programs, or are no images."""
+"""What a file may be, whatever its suffix says. Others call programs, or are not images."""
 
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "RGB": 3, "RGBA": 3, "CMYK": 3, "YCbCr": 3}
 """Pillow's modes that are read, and the number of channels that they become."""
@@ -139,7 +139,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
     if not path.is_file():
         raise DataError(
-            f"{path} is no file.",
+            f"{path} is not a file.",
             got="a named pipe, a device, or a link to nothing" if not path.is_dir() else "a folder",
             expected="an image",
             do="move it elsewhere",

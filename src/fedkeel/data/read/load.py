@@ -158,7 +158,7 @@ def _check_settings(settings: Data) -> None:
     for key, names in (("drop", settings.drop), ("categories", (*settings.categories_of,))):
         if names and others:
             raise DataError(
-                f"data.{key} is for columns of tables, and {others[0]} is none.",
+                f"data.{key} is for columns of tables, and {others[0]} is not a table.",
                 got=f"data.{key} = {list(names)}",
                 expected=f"files that end in {' or '.join(TABLE_SUFFIXES)}",
             )
@@ -187,7 +187,7 @@ def _check_group(settings: Data, group: str) -> None:
     for text in settings.sources:
         if text in SOURCES or not text.lower().endswith(SUFFIXES):
             raise DataError(
-                f"partition.holdout_by is for a column of a table, and {text} is none.",
+                f"partition.holdout_by is for a column of a table, and {text} is not a table.",
                 got=f"partition.holdout_by = {group!r}",
                 expected=f"files that end in {', '.join(SUFFIXES)}",
                 do="in Python give one group for each example: "
@@ -434,13 +434,13 @@ def _limited(source: Source, settings: Data) -> Source:
 
 
 def check_augment(settings: Data, is_image: bool) -> None:
-    """Refuse to augment what is no image.
+    """Refuse to augment what is not an image.
 
     Raises:
         DataError: it is to be augmented.
     """
     if settings.augment == "crop_flip" and not is_image:
         raise DataError(
-            f"data.augment = {settings.augment!r} is for images, and the data are none.",
+            f"data.augment = {settings.augment!r} is for images, and the data are not images.",
             do="drop data.augment",
         )

@@ -31,7 +31,7 @@ class NewRows:
 
     Args:
         x: [N, D] inputs before they are standardised.
-        others: columns that are no inputs, such as an identifier, by name: [N] texts each.
+        others: columns that are not inputs, such as an identifier, by name: [N] texts each.
         warnings: what a user should know about the rows.
     """
 
@@ -41,7 +41,7 @@ class NewRows:
 
 
 def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
-    """Read the inputs of rows; a column of labels, and any other that is no input, may be there.
+    """Read the inputs of rows; columns that are not inputs, such as labels, may be there.
 
     Args:
         value: path of a CSV or Parquet file; or a frame of pandas or another table of Arrow.
@@ -99,7 +99,7 @@ def is_table(value: object) -> bool:
 
 
 def _columns(value: object, name: str, schema: TableSchema) -> Mapping[str, _Column]:
-    """Return the columns of a table; what is no number is as it is written."""
+    """Return the columns of a table; what is not a number is as it is written."""
     import pyarrow as pa  # slow to import
 
     if not isinstance(value, (str, os.PathLike)):

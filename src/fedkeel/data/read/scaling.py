@@ -18,7 +18,7 @@ Channels = Literal["first", "last"]
 """Which axis of an input has the channels: the first of [C, T], or the last of [T, C]."""
 
 CONSTANT = 1e30
-"""Deviation on record of what was the same in all training examples: (x - mean) / it is nothing."""
+"""Recorded deviation of a value that all training examples share: (x - mean) / CONSTANT is 0."""
 
 _ROWS = 1024  # examples handled at a time, so that no copy of a whole set is made
 

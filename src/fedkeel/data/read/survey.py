@@ -1,4 +1,4 @@
-"""A first look at tables: which columns are numbers, which categories, and which are no inputs.
+"""A first look at tables: which columns are numbers, which categories, and which are not inputs.
 
 It decides nothing for good: what it proposes stands in an experiment file that a user reads.
 """
@@ -22,7 +22,7 @@ from fedkeel.data.read.tables import read_columns
 from fedkeel.errors import DataError
 
 MOST_CATEGORIES = 20
-"""A column of texts with more different ones is left out, and one of numbers is no column of
+"""A column of texts with more different ones is left out, and one of numbers is not a column of
 labels."""
 
 _INDEX_COLUMNS = ("", *(f"Unnamed: {number}" for number in range(4)))
@@ -39,7 +39,7 @@ class ColumnSurvey:
 
     Args:
         name: its name.
-        kind: ``number`` or ``category``, or ``left out`` where it is to be no input.
+        kind: ``number`` or ``category``, or ``left out`` where it should not be an input.
         gaps: number of rows without a value.
         categories: names of its categories.
         reason: why it is left out.
@@ -82,7 +82,7 @@ def survey_tables(
         paths: files that end in ``.csv`` or ``.parquet``; one may lack columns of another.
         label: name of the column that is to be predicted.
         client: name of the column of clients, None where there is none.
-        drop: names of columns that are to be no inputs.
+        drop: names of columns that should not be inputs.
 
     Raises:
         DataError: a file cannot be read or lacks a column that is named; the labels have gaps, are
@@ -157,7 +157,7 @@ def _numbers(where: str, name: str, column: _Column) -> NDArray[Any] | None:
 
 
 def _survey_numbers(name: str, values: NDArray[Any]) -> ColumnSurvey:
-    """Say what a column of numbers looks like; one that numbers the rows is no input."""
+    """Say what a column of numbers looks like; one that numbers the rows is not an input."""
     gaps = np.isnan(values)
     known = values[~gaps]
     if not len(known):

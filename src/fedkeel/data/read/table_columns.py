@@ -82,7 +82,7 @@ def as_numbers(where: Path | str, name: str, column: _Column, may_have_gaps: boo
     types = pa.types
     as_written = column
     if is_text(column.type):
-        column = _numbers_beside_marks(where, name, column)
+        column = _numbers_with_gap_marks(where, name, column)
     if not types.is_null(column.type):
         check_type(where, name, column.type)
     column = column.combine_chunks()
@@ -124,8 +124,8 @@ def _gap(where: Path | str, name: str, gaps: NDArray[Any], column: _Column) -> D
     )
 
 
-def _numbers_beside_marks(where: Path | str, name: str, column: _Column) -> _Column:
-    """Return a column of texts as numbers, where marks of gaps alone made texts of them."""
+def _numbers_with_gap_marks(where: Path | str, name: str, column: _Column) -> _Column:
+    """Return as numbers a column of texts, where only the marks of gaps are not numbers."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -218,7 +218,7 @@ def _without_commas(text: str) -> str:
 
 
 def _first_text(column: _Column) -> tuple[int, str]:
-    """Return the first row whose text is no number, or else the first row."""
+    """Return the first row whose text is not a number, or else the first row."""
     for row, value in enumerate(column):
         text = value.as_py() or ""
         try:

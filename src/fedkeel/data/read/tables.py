@@ -22,7 +22,7 @@ from fedkeel.errors import DataError, first_line
 TABLE_SUFFIXES = (".csv", ".parquet")
 
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-"""What pandas calls its index in a Parquet file: it is no column of the table."""
+"""What pandas calls its index in a Parquet file: it is not a column of the table."""
 
 _BLOCK = 1 << 20
 """Bytes of a CSV file that are read at a time; of a wide table as many as many rows take."""
@@ -158,7 +158,7 @@ def read_columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[s
                 f"{path} cannot be read.",
                 got=first_line(error),
                 expected="in every row as many values as the first line has names",
-                do="put commas between values alone, or a text with a comma between double quotes",
+                do="put commas only between values, or a text with a comma between double quotes",
             ) from None
         expected = f"a {path.suffix.lower()[1:]} file"
         raise unreadable_file(path, first_line(error), expected) from None

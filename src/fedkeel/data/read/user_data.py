@@ -57,11 +57,11 @@ GroupIds = Any
 
 @dataclass(frozen=True)
 class Reading:
-    """How examples are read that are no arrays.
+    """How examples are read that are not arrays.
 
     Args:
         target: name of the column or key of the target; None where its name says so.
-        drop: names of columns that are no inputs.
+        drop: names of columns that are not inputs.
         categories: as `fedkeel.config.Data` has it.
         missing: as `fedkeel.config.Data` has it.
         normalize: ``none``, ``standardize``, ``client`` or ``pixels`` of `fedkeel.config.Data`.
@@ -129,7 +129,7 @@ def dataset(
             table, a map-style data set of torch, a Hugging Face data set, a path, a pair.
         y: [N] labels, whole numbers from 0; or other targets, see `Dataset`.
         target: name of the column or key of the target, where `x` holds it.
-        drop: names of columns of `x` that are no inputs.
+        drop: names of columns of `x` that are not inputs.
         categories: columns of a table that hold categories; see `fedkeel.config.Data`.
         missing: what becomes of missing values of a table; see `fedkeel.config.Data`.
         group: [N] what belongs together, such as the patient of each example, and is held out as a
@@ -169,7 +169,7 @@ def dataset(
 
 def _no_column(column: str) -> DataError:
     return DataError(
-        f"{column!r} names a column of groups, and the examples are no table.",
+        f"{column!r} names a column of groups, and the examples are not a table.",
         expected="one group for each example, such as an array of patients",
     )
 
@@ -225,7 +225,7 @@ def like(train: Dataset, value: Examples, name: str, normalize: bool = True) -> 
     if _is_raw(value):
         if train.schema is None:
             raise DataError(
-                f"{name} is a table or a file, and the training data is none.",
+                f"{name} is a table or a file, and the training data are not.",
                 do="give both in one form",
             )
         return _like_table(train, train.schema, value, name)
@@ -346,7 +346,7 @@ def _label(value: Examples, name: str, reading: Reading) -> str:
 
 
 def _table(value: Examples) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Return a table of any library as one of Arrow; the index of pandas is no column of it."""
+    """Return a table of any library as one of Arrow; the index of pandas is not a column of it."""
     import pyarrow as pa  # slow to import
 
     table = value.with_format("arrow")[:] if is_hugging_face(value) else pa.table(value)

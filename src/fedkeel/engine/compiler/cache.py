@@ -134,8 +134,8 @@ class Arguments:
         states: the states.
         generators: what dropout masks are drawn from.
         rate: [] learning rate, on the CPU; None where the function takes none.
-        real_examples: [n] each client's examples that are no padding: masks are drawn for these
-            alone. None where all are real.
+        real_examples: [n] each client's examples that are not padding: masks are drawn only for
+            these. None where all are real.
     """
 
     states: Sequence[FlatState]

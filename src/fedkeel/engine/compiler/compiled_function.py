@@ -2,7 +2,7 @@
 
 On a small network a local step spends its time on Python, automatic differentiation and vmap, not
 on arithmetic. All of these do the same in every step. So a step is traced once for each form of its
-inputs, with its gradients, and from then on the list of its operations runs alone.
+inputs, with its gradients, and from then on only the list of its operations runs.
 
 Passes make the list shorter than what was traced. In particular an update of parameters is added to
 them where they lie.
@@ -38,7 +38,7 @@ class CompiledFunction:
         example: tensors of the form of the arguments.
         rate: position of the argument that is the learning rate, [] on the CPU; None for none.
         owned: positions of arguments that may be written over.
-        temporary: positions of arguments that are made for one call alone; the function itself
+        temporary: positions of arguments that are made for only one call; the function itself
             writes over them.
         low_rank: positions of results that may be returned as the factors of matrices.
 

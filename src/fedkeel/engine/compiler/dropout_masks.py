@@ -57,8 +57,8 @@ class MaskSpec:
 
         Args:
             generators: what it is drawn from.
-            real_examples: [n] each client's examples that are no padding; the mask is drawn for
-                these alone. None where all are real.
+            real_examples: [n] each client's examples that are not padding; the mask is drawn
+                only for these. None where all are real.
 
         Raises:
             CannotCompile: there is no generator for each client.
@@ -199,7 +199,7 @@ class RandomDraws:
     """What a network and its loss draw in training in one forward pass.
 
     Args:
-        masks_by_example: whether they draw masks alone, each with a row for every example.
+        masks_by_example: whether they draw only masks, each with a row for every example.
         orders: axis orders of the masks.
         reason: why it is not known what they draw, "" where it is known.
     """

@@ -15,7 +15,7 @@ class CannotCompile(Exception):  # noqa: N818 - the caller takes another way, no
 
     Args:
         reason: why, in one line for the user.
-        raised: what the function itself raised while it was traced, where that is no refusal of
+        raised: what the function itself raised while it was traced, where that is not a refusal of
             torch. Only a run of the function without tracing tells whether it is the user's error.
     """
 

@@ -19,7 +19,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def schema(node: fx.Node) -> Any:  # noqa: ANN401
-    """Return how an operation is declared, None where it is no operation of torch."""
+    """Return how an operation is declared, None where it is not an operation of torch."""
     return getattr(node.target, "_schema", None)
 
 
@@ -118,7 +118,7 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def layout(node: fx.Node) -> Layout | None:
-    """Return shape, strides and type of a node's tensor, None where it is no tensor."""
+    """Return shape, strides and type of a node's tensor, None where it is not a tensor."""
     value = node.meta.get("val")
     return layout_of(value) if isinstance(value, Tensor) else None
 
@@ -131,7 +131,7 @@ def layout_of(tensor: Tensor) -> Layout:
 
 
 def shape_of(node: object) -> tuple[int, ...]:
-    """Return the shape of a node's tensor, () where it is no tensor."""
+    """Return the shape of a node's tensor, () where it is not a tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 

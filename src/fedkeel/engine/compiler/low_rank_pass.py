@@ -71,8 +71,8 @@ def use_low_rank_terms(graph: fx.Graph, low_rank: Set[int] = frozenset()) -> Non
 class _SumFinder:
     """Finds the nodes of a graph that are sums with low-rank products among their terms.
 
-    Models that begin at an excluded node are left alone. Nodes are unsuitable at which models begin
-    that are no such sum after a step, or for which sums do not save work.
+    Models that begin at an excluded node are left as they are. A node is unsuitable if a model that
+    begins there is not such a sum after a step, or if its sums do not save work.
     """
 
     def __init__(self, graph: fx.Graph, excluded: set[fx.Node]) -> None:

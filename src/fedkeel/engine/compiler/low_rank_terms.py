@@ -115,7 +115,7 @@ def dense(terms: Terms) -> Tensor:
 
 
 def factors_or_dense(terms: Terms) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the factors of the matrices, [n, a, r] and [n, r, b], or the matrices alone.
+    """Return the factors of the matrices, [n, a, r] and [n, r, b], or only the matrices.
 
     Factors are returned where every term is a product and they are less work in the next round.
     """

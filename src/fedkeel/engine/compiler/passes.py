@@ -139,7 +139,7 @@ _SHAPE_ONLY = {
 
 
 def fold_constants(graph: fx.Graph) -> None:
-    """Compute once what depends on the arguments' shapes alone and is not written to later."""
+    """Compute once what depends only on the arguments' shapes and is not written to later."""
     overwritten = {storage for node in graph.nodes for storage in written_storage(node)}
     constants: dict[fx.Node, Tensor] = {}
     for node in graph.nodes:
@@ -262,7 +262,7 @@ def fuse_multiply_add(graph: fx.Graph) -> None:
 
 
 def _is_entrywise_product(argument: Any, user: fx.Node) -> bool:  # noqa: ANN401
-    """Return whether an argument multiplies two tensors' entries, for this user alone."""
+    """Return whether an argument multiplies two tensors' entries, and only for this user."""
     if not isinstance(argument, fx.Node) or argument.target is not aten.mul.Tensor:
         return False
     factors = [factor for factor in argument.args if isinstance(factor, fx.Node)]

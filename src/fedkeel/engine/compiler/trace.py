@@ -41,8 +41,8 @@ def trace(function: Callable[..., Sequence[Tensor]], example: Sequence[Tensor]) 
         example: arguments; the function is called with copies.
 
     Raises:
-        CannotCompile: the function asks for numbers in a tensor, writes to a tensor that is no
-            argument, or raises something itself.
+        CannotCompile: the function asks for numbers in a tensor, writes to a tensor that is not
+            an argument, or raises something itself.
     """
     graph = fx.Graph()
     mode = _TraceMode(graph)
@@ -144,7 +144,7 @@ class _TraceMode(OperationMode):
         if is_random(node) or not self._varying.isdisjoint(node.all_input_nodes):
             self._varying.update([node, *written])
         if any(argument.op == "get_attr" for argument in written):
-            raise CannotCompile(f"a tensor that is no argument is written to ({name})")
+            raise CannotCompile(f"a tensor that is not an argument is written to ({name})")
         return node
 
     def _assign(self, node: fx.Node, tensor: Tensor) -> None:

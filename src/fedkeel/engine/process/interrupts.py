@@ -191,7 +191,7 @@ def take_interrupts_from_parent() -> None:
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C reaches the parent alone, which tells its children
+        os.setpgrp()  # Ctrl-C reaches only the parent, which tells its children
 
 
 def ignore_ctrl_c() -> None:

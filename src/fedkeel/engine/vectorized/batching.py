@@ -122,7 +122,7 @@ class TrainingExamples:
 
         Args:
             rows: [n, B] rows of the training set; several clients may have more leading axes.
-            is_real: [n, B] which of them are no padding; None where all are real.
+            is_real: [n, B] which of them are not padding; None where all are real.
             single: whether there is one client, whose examples get no client axis.
             channels_last: whether images of a single client are laid out with channels last.
         """
@@ -249,7 +249,7 @@ class GroupBatches:
         return batch
 
     def real_examples(self, step: int, batch: State, active: int) -> Ints | None:
-        """Return [n] how many of each client's examples are no padding; None: all are real.
+        """Return [n] how many of each client's examples are not padding; None: all are real.
 
         A client that has ended has none: what it draws at the end follows its own last step.
         """

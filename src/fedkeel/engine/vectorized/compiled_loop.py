@@ -158,7 +158,7 @@ class CompiledLoop:
     ) -> FlatState:
         """Make one step of every client and return its local state; the given one is lost.
 
-        Masks are drawn for each client's `real_examples` alone; None draws them for all.
+        Masks are drawn only for each client's `real_examples`; None draws them for all.
         """
         training = self._training_of(shared)
 

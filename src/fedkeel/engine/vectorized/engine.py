@@ -132,8 +132,8 @@ class VectorizedTrainer:
         message = self._message_on_device(message)
         read = self._records_on_device(read)
         waiting = ClientGroup.single_clients(self._setup, message, jobs)
-        alone = self.parallel_clients == 1 and self.facts.draws is None
-        self._streams.share(len(waiting) if alone else 1)
+        one_by_one = self.parallel_clients == 1 and self.facts.draws is None
+        self._streams.share(len(waiting) if one_by_one else 1)
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad(), self._streams:
             while waiting and self.strategy.is_compiled:

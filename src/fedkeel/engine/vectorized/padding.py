@@ -5,8 +5,8 @@ at a batch as a whole: take a mean over it, add up its weights, count what it ha
 would change the results.
 
 Each function returns why batches may not be padded, "" where they may. The rehearsal of a run has
-trained the same model before, so an error in a trial is no error of the run: padding is then not
-established as safe, and the error is the reason.
+trained the same model before, so an error in a trial is not an error of the run: it only leaves
+open whether padding is safe, and the error is the reason.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _are_close(first: Tensor, second: Tensor, largest: float) -> bool:
 
 
 def _largest_entry(t: Tensor) -> float:
-    """Return the largest absolute entry, 0 of what is no floating-point tensor."""
+    """Return the largest absolute entry, 0 of what is not a floating-point tensor."""
     if not t.numel() or not t.is_floating_point():
         return 0.0
     return float(t.nan_to_num(0.0, 0.0, 0.0).abs().max())

@@ -30,24 +30,24 @@ from fedkeel.features.secure.primitives import (
     split,
 )
 
-LEAST = 2
-"""Participants of a sum, at least: a sum of one is what it sent."""
+MIN_PARTICIPANTS = 2
+"""Smallest number of participants of a sum: a sum of one would show what that one sent."""
 
 
-def threshold(participants: int, least: int | None = None) -> int:
-    """Return how many participants a sum has at least, and how many shares make a secret.
+def threshold(participants: int, minimum: int | None = None) -> int:
+    """Return how many participants a sum needs, and how many shares make a secret.
 
     It is more than half, so that no two groups of participants can each reveal what the other half
     of a secret is for.
 
     Args:
         participants: how many are asked to take part.
-        least: what the settings ask for, None for no more than that.
+        minimum: the number of `flower.secure_minimum`, None where it is not set.
 
     >>> [threshold(n) for n in (1, 2, 3, 4, 10)], threshold(10, 8)
     ([2, 2, 2, 3, 6], 8)
     """
-    return max(participants // 2 + 1, LEAST, least or 0)
+    return max(participants // 2 + 1, MIN_PARTICIPANTS, minimum or 0)
 
 
 @dataclass(frozen=True)
@@ -305,10 +305,10 @@ def share_digest(what: str, session: str, owner: int, holder: int, share: bytes)
     return commitment(f"fedkeel share of {what} {session} {owner} {holder}", share)
 
 
-def _check_count(what: str, count: int, least: int) -> None:
-    if count < max(least, LEAST):
+def _check_count(what: str, count: int, minimum: int) -> None:
+    if count < max(minimum, MIN_PARTICIPANTS):
         raise SecureSumError(
             f"A secure sum {what} too few participants.",
             got=count,
-            expected=f"at least {max(least, LEAST)}",
+            expected=f"at least {max(minimum, MIN_PARTICIPANTS)}",
         )

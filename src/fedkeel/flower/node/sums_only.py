@@ -16,7 +16,7 @@ from fedkeel.config import Experiment, Flower
 from fedkeel.errors import RunError
 from fedkeel.features.budget.feature import privacy_of
 from fedkeel.features.budget.policy import PolicyError
-from fedkeel.features.secure.participant import LEAST
+from fedkeel.features.secure.participant import MIN_PARTICIPANTS
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
 
 FILE = "sums-only-{}.json"
@@ -84,7 +84,7 @@ def _file(folder: Path, app: str) -> Path:
 
 def _minimum(flower: Flower) -> int:
     """Return how many nodes a sum has at least, 0 where single updates may be sent."""
-    return max(flower.secure_minimum or 0, LEAST) if flower.secure_aggregation else 0
+    return max(flower.secure_minimum or 0, MIN_PARTICIPANTS) if flower.secure_aggregation else 0
 
 
 def _check_sums(app: str, file: Path, promised: int, sent: Flower) -> None:
@@ -132,7 +132,7 @@ def _read(file: Path) -> int:
         raise _unusable(file, "read", error) from None
     if not isinstance(values, dict) or SEAL not in values or not is_intact(values):
         raise _unusable(file, "read", "it is not as it was written")
-    return max(int(values.get("nodes", LEAST)), LEAST)
+    return max(int(values.get("nodes", MIN_PARTICIPANTS)), MIN_PARTICIPANTS)
 
 
 def _write(file: Path, app: str, nodes: int) -> None:

@@ -47,7 +47,7 @@ class AFL(Upload, Reduction, ServerState):
     Deviations: the paper takes one stochastic gradient in a round and adds up over rounds to a mean
         model; here clients make the run's local work, and the last model is the result. Where not
         all clients take part, those that do climb, and their weights are divided by their sum; if
-        that is 0 they count equally. How clients count (`weights`) is lambda alone.
+        that is 0 they count equally. How clients count (`weights`) is only lambda.
 
     Example:
         >>> import fedkeel

@@ -40,7 +40,7 @@ class CentredClipping(Reduction, ServerState):
     Laws: tau above all distances is the unweighted mean, bit for bit. One client moves the
         aggregate by no more than steps tau / K.
     Deviations: the paper clips momenta of the workers, where ours are updates: it relies on their
-        momentum, which `local.momentum` with `local.keep_state` is nearest to. Clients count
+        momentum; `local.momentum` with `local.keep_state` is the closest to it here. Clients count
         equally.
 
     Example:

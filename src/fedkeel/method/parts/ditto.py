@@ -35,7 +35,7 @@ class Ditto(LocalModel):
     State: the personal model of each client.
     Cost: a second gradient for each step.
     Laws: the global model is that of the method without it, bit for bit. lam = 0 is local training
-        by the client's examples alone.
+        on only the client's examples.
     Deviations: both models are trained on the same mini-batches, as many steps each, by the same
         settings; the paper lets their numbers differ. v begins at the model that a client receives
         first. Batch normalisation's statistics are those of the model that is sent.

@@ -75,7 +75,7 @@ class ClientDP(UpdateTransform, Reduction):
 
     Args:
         norm: C, the largest norm of an update over the whole model, > 0.
-        sigma: standard deviation of the noise on the sum, >= 0, in units of C; 0 clips alone, which
+        sigma: standard deviation of the noise on the sum, >= 0, in units of C; 0 only clips, which
             protects nobody. The setting `privacy` adds this part with a sigma that keeps a budget.
     Sent: nothing beyond the model.
     State: none.
@@ -132,7 +132,7 @@ class AdaptiveClientDP(UpdateTransform, Upload, Broadcast, ServerState, Reductio
 
     Args:
         norm: C before the first round, > 0.
-        sigma: noise of a round, >= 0, in units of C; 0 clips alone. The setting `privacy` adds this
+        sigma: noise of a round, >= 0, in units of C; 0 only clips. The setting `privacy` adds this
             part, where it has a quantile, with a sigma that keeps a budget.
         quantile: gamma, share of the updates that are to be no longer than C, in (0, 1).
         lr: eta of the bound, > 0. The paper takes 0.2.

@@ -37,7 +37,7 @@ class FedACG(Dispatch, Penalty, ServerOptimiser):
         lam: lambda, momentum in [0, 1). 0.85 in the paper's experiments.
         beta: weight of the quadratic term, which has no 1/2, >= 0, in units of 1 / learning rate.
             FedProx's mu is twice as much.
-        step: what the model is moved by: the ``momentum`` m, or the ``update`` Delta alone, as in
+        step: what the model is moved by: the ``momentum`` m, or only the ``update`` Delta, as in
             GC-Fed's public code until August 2025, where the step ahead is lost in each round.
     Sent: nothing beyond the model.
     State: m at the server, one model, starting at 0.

@@ -29,7 +29,7 @@ class FedBABU(Personal, Phases, FineTuning):
         head: what is not trained: comma-separated names of sub-modules or parameters, ``*`` for any
             text; "" for the head.
         epochs: passes over a client's training examples before it is evaluated, >= 1.
-    Sent: the base alone.
+    Sent: only the base.
     State: none that changes.
     Cost: that of FedAvg, and `epochs` of training at every client whenever clients are evaluated.
     Laws: the head of the global model is the initial one.

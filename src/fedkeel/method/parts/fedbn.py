@@ -21,8 +21,8 @@ class FedBN(Personal):
     Source: li2021fedbn, Algorithm 1.
 
     Args:
-        parameters: whether scale and shift stay at the client, and not the running statistics
-            alone.
+        parameters: whether scale and shift stay at the client, and not only the running
+            statistics.
     Sent: all but the normalisation layers; with parameters = False all parameters.
     State: scale, shift and running statistics of each client.
     Cost: that of FedAvg.

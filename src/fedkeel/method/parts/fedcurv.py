@@ -108,7 +108,7 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         return {"u": u, "v": tree.map(torch.mul, u, round.end)}
 
     def upload(self, round: Round) -> State:
-        """Return what has changed in the client's terms, or I_k alone."""
+        """Return what has changed in the client's terms, or only I_k."""
         if self.memory == "round":
             return {"u": fisher(round)}
         return {

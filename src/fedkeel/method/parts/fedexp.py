@@ -41,7 +41,7 @@ class FedExP(Upload, AggregateTransform):
     Sent: the squared norm of the update up, one number.
     State: none.
     Cost: one pass over the parameters for each client and round.
-    Laws: the factor is at least 1, and 1 where the updates are equal: one client alone trains as in
+    Laws: the factor is at least 1, and 1 where the updates are equal: a single client trains as in
         FedAvg, bit for bit. With K orthogonal updates of one length and eps = 0 it is K / 2. Where
         clients project the model onto affine sets that meet, a step with a factor above 1 brings
         the squared distance to any common point down by 3/4 of

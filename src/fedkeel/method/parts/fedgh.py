@@ -42,7 +42,7 @@ class FedGH(CohortTransform):
     Laws: without conflict it is FedAvg, bit for bit. A common factor of all updates, also a
         negative one, is a factor of the result; so the update can replace the "recalculated
         gradient".
-    Deviations: the slides print the denominator |g_i|^2, which is no projection: what g_i loses
+    Deviations: the slides print the denominator |g_i|^2, which is not a projection: what g_i loses
         then depends on the length of g_j; `rule="printed"` keeps it. Their loop also changes g_i in
         place, so that later pairs meet changed updates; the default projects against the updates
         as they were received, and `rule="inplace"` is the loop. With FedNova the normalised

@@ -89,7 +89,7 @@ def _margin(scores: Tensor, true: Tensor) -> Tensor:
     Both branches of every choice are finite, for the sake of their gradients.
     """
     others = torch.where(true, -torch.inf, scores)
-    alone = (others == -torch.inf).all(dim=1)
-    rest = torch.where(alone[:, None], 0.0, others).logsumexp(dim=1)
+    has_no_other = (others == -torch.inf).all(dim=1)
+    rest = torch.where(has_no_other[:, None], 0.0, others).logsumexp(dim=1)
     true_score = torch.where(true, scores, 0.0).sum(dim=1)
-    return torch.where(alone, 0.0, rest - true_score)
+    return torch.where(has_no_other, 0.0, rest - true_score)

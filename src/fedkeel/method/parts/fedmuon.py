@@ -37,7 +37,7 @@ QUINTIC = (3.4445, -4.775, 2.0315)
 def polar(matrix: Tensor, iterations: int, size: Tensor | float = 0.0) -> Tensor:
     """Return the orthogonal factor U V' of a matrix U S V', of any shape with an axis of rows.
 
-    Directions without a singular value have no part in it, so that of 0 is 0. What rounding alone
+    Directions without a singular value have no part in it, so that of 0 is 0. What only rounding
     has made counts as 0: a whole matrix no longer than its share of `size`, and, in an SVD, values
     below the root of the type's rounding, relative to the largest.
 

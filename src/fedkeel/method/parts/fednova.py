@@ -35,7 +35,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
         length: ``path`` divides by the norm of a_k, the displacement that a unit gradient causes
             under the client's own momentum and proximal term; ``steps`` divides by the number of
             steps, which is the same for plain SGD and also has a meaning for FedReg, whose path is
-            no sum of gradients.
+            not a sum of gradients.
         effective: what tau_eff is the mean of: what `length` divides by, the ``path``, or the
             number of ``steps`` as the public code has it with a proximal term.
     Sent: one number up.

@@ -46,7 +46,7 @@ class FedPer(Personal):
     Args:
         keep: what stays at the client: comma-separated names of sub-modules or parameters, ``*``
             for any text; "" for the head.
-    Sent: the base alone.
+    Sent: only the base.
     State: the head of each client.
     Cost: that of FedAvg.
     Laws: with one client, and without momentum kept at the server, it is FedAvg. Clients whose

@@ -35,7 +35,7 @@ class FedRep(Personal, Phases):
         first: share of a round's steps, the first ones, that train what stays at the client, in
             0..1; rounded to whole steps. With h epochs for the head and e for the base, set
             ``local.epochs`` to h + e and this to h / (h + e).
-    Sent: the base alone.
+    Sent: only the base.
     State: the head of each client.
     Cost: that of FedAvg: gradients of both are taken in every step.
     Laws: with first = 1 the global model never moves; with first = 0 no head does.

@@ -42,7 +42,7 @@ class FedRoD(Criterion, LocalModel):
     Sent: nothing beyond the model.
     State: the personal head of each client.
     Cost: a second gradient for each step.
-    Laws: with gamma = 0 the global model is FedAvg's, but for classes without examples.
+    Laws: with gamma = 0 the global model is FedAvg's where each client has examples of all classes.
     Deviations: the heads' parameters are added up, which for a linear head adds their scores. A
         personal head begins at the head that the client receives first, as in PFLlib. The paper's
         hypernetwork is not there. Classes without examples are left out of the sum. FL-bench's

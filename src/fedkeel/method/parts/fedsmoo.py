@@ -42,9 +42,10 @@ class FedSMOO(FedDyn, GradientRule, Carry, Upload, Broadcast):
     State: h_k and mu_k for each client, h and s at the server, one model each, starting at 0.
     Cost: two gradients for each step.
     Laws: with rho = 0 it is FedDyn. A step uphill is rho long, whatever mu_k and s are.
-    Deviations: s is of the mu_k alone, as in the authors' public code, which leaves a small term of
-        the paper's s out. Nothing is added to the norms; the public code adds 1e-7. The proximal
-        terms of other parts are taken at the local model, and count in the direction uphill.
+    Deviations: s is computed only from the mu_k, as in the authors' public code, which leaves a
+        small term of the paper's s out. Nothing is added to the norms; the public code adds 1e-7.
+        The proximal terms of other parts are taken at the local model, and count in the direction
+        uphill.
 
     Example:
         >>> import fedkeel

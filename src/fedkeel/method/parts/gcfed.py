@@ -40,14 +40,14 @@ class LocalGC(GradientTransform):
             layers. The paper's default where it is used is 0.9.
         count: what lambda counts: ``tensor`` (the paper counts 62 in ResNet-18) or ``layer``.
         axes: axes of the mean, of convolutions only: ``input`` is all but the output's, ``kernel``
-            the receptive field, ``channels`` the input channels alone; the names with two words are
+            the receptive field, ``channels`` only the input channels; the names with two words are
             these together with the output's. The paper's Table 8 has five choices.
         vectors: whether tensors of one axis are centralised too, as the public code does: a bias
             loses its mean, a single number its gradient. The paper defines it on matrices.
     Sent: nothing beyond the model.
     State: none.
     Cost: two passes over the chosen tensors for each step.
-    Laws: idempotent; lambda = 0 is no Local GC.
+    Laws: idempotent; lambda = 0 leaves Local GC out.
     Deviations: weight decay and momentum act after it and are not centralised, as in the public
         code. That code matches `head` as a piece of text anywhere in a tensor's name.
 

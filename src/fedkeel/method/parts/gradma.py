@@ -24,8 +24,8 @@ from fedkeel.solve import qp, span
 from fedkeel.solve.span import Floats, Span
 from fedkeel.tree import Groups, State, Tree
 
-LEAST = 1e-300
-"""Smallest share of a memory that is kept, where any is."""
+SMALLEST_SCALE = 1e-300
+"""Smallest factor of a stored row: a memory that decays does not become 0."""
 
 SHORT = 256
 """Columns of which products are added up in float32. A Gram matrix squares the condition of its
@@ -236,7 +236,7 @@ class GradMAS(ServerOptimiser):
         gram = tree.leaf(state, "gram").numpy()[:, :stored, :stored]
         scale *= self.beta2
         if self.beta2 > 0.0:
-            scale[scale < LEAST] = LEAST
+            scale[scale < SMALLEST_SCALE] = SMALLEST_SCALE
         kept = np.where(new, 0.0, scale[slots])
         fresh: Tree = {}  # [S + 1, ...]: the round's memories as they are now, and the momentum
         for k, update in updates.materialise().items():

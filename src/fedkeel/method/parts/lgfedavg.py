@@ -28,7 +28,7 @@ class LGFedAvg(Personal):
     Args:
         share: what is averaged: comma-separated names of sub-modules or parameters, ``*`` for any
             text; "" for the head.
-    Sent: what is shared alone.
+    Sent: only what is shared.
     State: the other parameters of each client.
     Cost: that of FedAvg.
     Laws: to share all parameters is FedAvg.

@@ -34,7 +34,7 @@ def whole_gradient(step: Step, params: Tree) -> Tree:
     """
     total, count = tree.zeros_like(params), torch.zeros(())
     for piece, weight in step.pieces(PIECE):
-        grads = piece.grad(params)  # of a piece of nothing but padding it is no number
+        grads = piece.grad(params)  # of a piece of nothing but padding it is not a number
         total = {k: t + torch.where(weight > 0, weight * grads[k], 0.0) for k, t in total.items()}
         count = count + weight
     return tree.map(lambda t: t / count, total)

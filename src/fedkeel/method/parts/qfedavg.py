@@ -24,7 +24,7 @@ from fedkeel.tree import State, Tree
 PIECE = 256
 """Examples of which a loss is taken at a time."""
 
-LEAST = 1e-10
+SMALLEST_LOSS = 1e-10
 """Smallest loss that has a power; a smaller one, or one below 0, counts as this."""
 
 
@@ -93,7 +93,7 @@ class QFedAvg(Upload, Reduction):
 
     def reduce(self, updates: Span, cohort: RoundCohort) -> Tree:
         """Return the weighted sum."""
-        losses = np.maximum(losses_of(cohort), LEAST)
+        losses = np.maximum(losses_of(cohort), SMALLEST_LOSS)
         raised = cohort.weights * (losses / losses.max()) ** self.q  # no power overflows
         squares = np.diagonal(updates.gram(cohort.names)) if self.q > 0.0 else 0.0
         bound = 1.0 + self.q * squares / (cohort.lr * losses)

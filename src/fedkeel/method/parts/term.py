@@ -34,7 +34,7 @@ class TERM(Upload, Reduction):
     Source: li2021term, Eq. (1) and Lemma 1; clients are the groups.
 
     Args:
-        t: tilt, in units of 1 / loss. Above 0 high losses count more, up to the largest alone;
+        t: tilt, in units of 1 / loss. Above 0 high losses count more, up to only the largest;
             below 0 they count less, which leaves out clients whose labels are noise.
     Sent: one number up, the loss.
     State: none.
@@ -43,7 +43,7 @@ class TERM(Upload, Reduction):
         grows the weights go to the client with the largest loss, as it falls to the smallest.
     Deviations: the paper tilts losses of examples or of groups in one place, not of clients; in a
         round of several local steps the weights are those at the received model. Weights are of
-        this round's losses alone: the paper's stochastic solver keeps a running mean of the sum.
+        only this round's losses: the paper's stochastic solver keeps a running mean of the sum.
 
     Example:
         >>> import fedkeel

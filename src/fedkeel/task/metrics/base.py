@@ -5,9 +5,9 @@ more than one batch of outputs at a time, and only sums cross a network. There a
 `PooledMetric` has to see all examples of a group at once, and a metric with `merge` adds its states
 in a way of its own.
 
-One rule holds for scores that are no numbers, NaN: they count as wrong. One holds for equal scores:
-of classes, the one with the smaller index ranks first; of examples, none ranks before the other.
-Examples all of whose targets are -100, or quantities that are NaN, do not count.
+Scores that are not numbers (NaN) count as wrong. Of classes with equal scores, the one with the
+smaller index ranks first; of examples with equal scores, none ranks before the other. Examples all
+of whose targets are -100, or quantities that are NaN, do not count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TaskInfo:
     Args:
         scores: shape of the scores of one example, without the leading B.
         target: shape of the target of one example.
-        classes: Y, the number of classes; 0 where the target is no label.
+        classes: Y, the number of classes; 0 where the target is not a label.
         quantity: what makes of scores the quantity that a prediction answers.
     """
 
@@ -53,14 +53,14 @@ class TaskInfo:
         return max(2, self.scores[0]) if len(self.scores) > len(self.target) else 2
 
     def need_classes(self, metric: str) -> None:
-        """Refuse a target that is no label.
+        """Refuse a target that is not a label.
 
         Raises:
-            ModelError: it is none.
+            ModelError: it is not a label.
         """
         if not self.classes:
             raise ModelError(
-                f"The metric {metric!r} needs labels, and the target is none.",
+                f"The metric {metric!r} needs labels, and the targets are not labels.",
                 got=f"targets of shape {list(self.target)} for one example",
                 do="take a metric of quantities, such as 'mae', 'rmse' or 'r2'",
             )

@@ -51,10 +51,10 @@ class CalibrationError:
 
 
 def need_bins(bins: object) -> int:
-    """Refuse a number of bins that is none.
+    """Refuse a number of bins that cannot be one.
 
     Raises:
-        ModelError: it is no whole number from 1 on.
+        ModelError: it is not a whole number from 1 on.
     """
     if not isinstance(bins, int) or isinstance(bins, bool) or bins < 1:
         raise ModelError("'bins' is a number of bins.", got=bins, expected="a whole number >= 1")

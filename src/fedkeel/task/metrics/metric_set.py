@@ -336,7 +336,7 @@ def make_metric_set(
         )
     if score is not None and score not in names:
         raise ModelError(
-            f"The score {score!r} is no metric of the task.",
+            f"The score {score!r} is not a metric of the task.",
             do=did_you_mean(score, names),
         )
     summed = tuple(m for m in (*metrics, loss) if not isinstance(m, PooledMetric))

@@ -91,7 +91,7 @@ def make_metric(given: MetricLike, info: TaskInfo) -> Metric | PooledMetric:
     """Return the metric that a user has given.
 
     Raises:
-        ModelError: there is no such metric, it does not fit the task, or it is none.
+        ModelError: there is no such metric, it does not fit the task, or it is not a metric.
     """
     if isinstance(given, str):
         return _named(given, info)
@@ -102,7 +102,7 @@ def make_metric(given: MetricLike, info: TaskInfo) -> Metric | PooledMetric:
     if callable(given):
         return metric(given)
     raise ModelError(
-        "A metric is none.",
+        "This is not a metric.",
         got=f"an object of {type(given).__name__}",
         expected="a name, a function of (output, target), or a metric of torchmetrics",
     )

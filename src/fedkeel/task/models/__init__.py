@@ -191,7 +191,7 @@ def _build(name: str, build: Callable[..., object], keywords: dict[str, Any]) ->
         raise ModelError(
             f"model {name!r} cannot be built",
             got=one_line(error),
-            do=f"make it alone in Python, with the arguments {keywords}",
+            do=f"construct it in Python yourself, with the arguments {keywords}",
         ) from error
     if not isinstance(module, nn.Module):
         raise ModelError(

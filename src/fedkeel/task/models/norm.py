@@ -97,7 +97,7 @@ def _group_norm(name: str, old: _BatchNorm, groups: int) -> nn.GroupNorm:
         raise ModelError(
             f"the batch normalisation {name!r} cannot become a group normalisation",
             got=f"{type(old).__name__} of 1 channel",
-            why="one channel alone is normalised to 0",
+            why="a single channel is normalised to 0",
             do="remove or replace this layer by hand",
         )
     count = group_count(width, groups, FEATURES if one_dimensional else 1)
