@@ -166,7 +166,7 @@ def test_new_clients_by_name_are_in_no_round() -> None:
         assert of.size(4) == 3
         for round in range(4):
             assert set(select(of, sizes, 7, round).clients.tolist()) == {0, 2, 3}
-    for given, words in ((("nord",), "'nord' that there is not"), (("west", "west"), "twice")):
+    for given, words in ((("nord",), "'nord' that does not exist"), (("west", "west"), "twice")):
         with pytest.raises(ConfigError, match=words):
             numbered(Cohort(new_clients=given), names, 4)
     assert numbered(Cohort(new_clients=("2",)), (), 4).new_clients == (2,)

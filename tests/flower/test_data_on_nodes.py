@@ -273,7 +273,7 @@ def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
     last = serve(grid, own(), RunOptions(tmp_path / "run")).rows[-1]
     assert last.test is not None
     assert last.test.examples == 8
-    assert [who for words, who in last.faults.items() if "no share" in words] == [[0]]
+    assert [who for words, who in last.faults.items() if "not a share" in words] == [[0]]
 
 
 @pytest.mark.parametrize(

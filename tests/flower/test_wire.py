@@ -333,5 +333,5 @@ def test_counts_of_a_score_are_those_of_so_many_examples(claim: float) -> None:
         if sums is honest:
             assert read_states(content, 0, 6, metrics)[0].tolist() == honest
             continue
-        with pytest.raises(WireError, match=r"no share|do not fit the number of examples"):
+        with pytest.raises(WireError, match=r"not a share|do not fit the number of examples"):
             read_states(content, 0, 6, metrics)

@@ -327,7 +327,7 @@ def test_the_real_entry_points_can_be_read() -> None:
         ("mine:Bare", "has no default for extra"),
         ("mine:FedProx", "calls itself 'fedprox'"),
         ("mine:Local", "calls itself 'gcfed.local'"),
-        ("mine:Survey", "no name for a part"),
+        ("mine:Survey", "not a name for a part"),
         ("mine:Cites", "cites 'nobody2030'"),
         ("mine:Shaped", "declares 'shape' as tuple[float, ...], which no expression can give"),
         ("mine:Unread", "cannot be read: NameError: name 'NoSuchType' is not defined"),

@@ -141,7 +141,7 @@ def test_whose_rows_they_are_has_to_be_known(folder: Path) -> None:
         [{name: row[name] for name in ("age", "sex", "dose")} for row in rows],
     )
     model = load("client")
-    with pytest.raises(fk.FedkeelError, match="whose examples these are is not known"):
+    with pytest.raises(fk.FedkeelError, match="it is not known whose examples these are"):
         model.predict("south.csv")
     with pytest.raises(fk.FedkeelError, match="no client 'east'"):
         model.predict("south.csv", client="east")

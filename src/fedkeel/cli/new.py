@@ -19,7 +19,7 @@ def new(
     """Write an experiment file and a model to begin with, checked against the data.
 
     The kind of task follows from the label's column. Columns of texts become categories, gaps are
-    filled, and what is no input is left out; all of it stands in the file, to be changed.
+    filled, and what is not an input is left out; all of it stands in the file, to be changed.
     """
     from fedkeel.study.new_experiment import new_experiment
 

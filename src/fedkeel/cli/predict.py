@@ -34,7 +34,7 @@ def predict(
 ) -> None:
     """Apply a trained model to new data, made ready as in training.
 
-    The data need no labels. A table keeps its columns that are no inputs, such as an identifier;
+    The data need no labels. A table keeps its columns that are not inputs, such as an identifier;
     behind them come the prediction and the probability of each class.
     """
     from fedkeel.predict.trained_model import load

@@ -183,7 +183,7 @@ def _may_use_gpu(requested: config.Engine) -> bool:
 
 
 def _is_exact(work: Work, requested: config.Engine) -> bool:
-    """Return whether the work alone decides that `auto` compiles no steps."""
+    """Return whether the work by itself decides that `auto` compiles no steps."""
     if requested.kind != "auto" or requested.device == "cuda" or requested.devices is not None:
         return False
     is_short = work.seconds < SHORT_RUN_SECONDS
@@ -301,7 +301,7 @@ def _has_convolutions(setup: TrainingSetup) -> bool:
 def _fills_gpu(setup: TrainingSetup, work: Work) -> bool:
     """Return whether a few clients that train alone use a GPU well.
 
-    The gradient takes three times the forward pass. Networks most of whose layers are no
+    The gradient takes three times the forward pass. Networks most of whose layers are not
     convolutions do not.
     """
     weights = [t.ndim for t in setup.training.network.params.values() if t.ndim > 1]

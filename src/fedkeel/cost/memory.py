@@ -49,7 +49,7 @@ most."""
 def evaluation_batch(network: Network, x: Values) -> int:
     """Return how many examples an evaluation takes at once.
 
-    It depends on the model and on the form of its inputs alone, so that results repeat anywhere.
+    It depends on the model and the form of its inputs, so that results repeat anywhere.
 
     Args:
         network: the model.
@@ -65,8 +65,8 @@ def evaluation_batch(network: Network, x: Values) -> int:
         return counter.total
 
     try:
-        size = total(3) - total(2)  # without what is made of the parameters alone
-    except Exception:  # a model of the user's that does not bear being watched
+        size = total(3) - total(2)  # without what is made only of the parameters
+    except Exception:  # a user's model that fails while its outputs are counted
         return EVALUATION_BATCH
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // max(1, size)))
 

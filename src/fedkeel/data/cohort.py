@@ -171,7 +171,7 @@ def numbered(settings: Cohort, names: Sequence[str], population: int) -> Cohort:
             isinstance(name, str) and name not in place
         ):
             raise ConfigError(
-                f"cohort.new_clients names a client {name!r} that there is not.",
+                f"cohort.new_clients names a client {name!r} that does not exist.",
                 do=did_you_mean(str(name), list(place)),
             )
     numbers = [name if isinstance(name, int) else place[name] for name in given]

@@ -117,7 +117,7 @@ def _check_modes(images: Sequence[Any], what: str) -> None:
             raise DataError(
                 f"{what}: an image has a palette.",
                 got=f"image {number} of Pillow's mode {image.mode!r}",
-                why="its numbers are places in a palette and no colours",
+                why="its numbers are places in a palette, not colours",
                 do='convert it: image.convert("RGB"); or give a data set, len(data) and data[i], '
                 "whose images are read as those of a folder",
             )

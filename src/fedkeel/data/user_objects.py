@@ -224,7 +224,7 @@ def target_of(keys: Sequence[str], name: str, target: str | None) -> str:
     if target in keys and target is not None:
         return target
     raise DataError(
-        f"{name}: which column is the target is not known."
+        f"{name}: it is not known which column is the target."
         if target is None
         else f"{name} has no column {target!r}.",
         got=", ".join(map(repr, keys[:12])),

@@ -48,7 +48,7 @@ clients i, i + n, i + 2 n, ... . With another number of nodes, give all of them 
 
 NOTE_DEVICE = """
 
-Nodes train on the processor: `engine.device = "cuda"` holds for simulations alone."""
+Nodes train on the processor: `engine.device = "cuda"` holds only for simulations."""
 
 
 def export(experiment: Experiment, out: Path) -> list[str]:

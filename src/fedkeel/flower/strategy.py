@@ -292,7 +292,7 @@ class Method(FedAvg):
         count = next(iter(content.metric_records.values())).get(self.weighted_by_key)
         if not isinstance(count, int | float) or not 0 < count < 2**40 or count != int(count):
             raise WireError(
-                f"{self.weighted_by_key!r} is {count!r}, which is no number of examples"
+                f"{self.weighted_by_key!r} is {count!r}, which is not a number of examples"
             )
         return _NodeReply(node, content, model, int(count))
 
@@ -324,5 +324,5 @@ def _refuse_client_roles(plan: Plan) -> None:
                 f"{part.name!r} needs more of the clients than their models.",
                 got=f"the role {others[0]!r}",
                 why="the app's own local training does not carry out this role",
-                do="use fedkeel.flower.apps at both ends, or a method of the server alone",
+                do="use fedkeel.flower.apps at both ends, or a method that acts only at the server",
             )

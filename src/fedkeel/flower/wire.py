@@ -211,7 +211,7 @@ def read_sums(content: RecordDict, name: str, size: int) -> Tensor:
     if not bool(is_place.all()) or not bool((places.diff() > 0).all()):
         raise WireError(
             f"A message's lists {name!r} are wrong.",
-            got="places that are none, or in another order",
+            got="places that do not exist, or in another order",
             expected=f"ascending ones below {size}",
         )
     sums = torch.zeros(size, dtype=torch.float64)

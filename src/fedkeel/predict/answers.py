@@ -23,7 +23,7 @@ class Predictions:
             None of quantities. Of masks and tokens with an axis for each place.
         scores: what the module returns, [N, ...].
         label_names: Y names of the labels, empty where they are just numbers.
-        others: columns of a table that are no inputs, or the names of files, [N] texts each.
+        others: columns of a table that are not inputs, or the names of files, [N] texts each.
         warnings: what a user should know about the examples.
     """
 
@@ -53,7 +53,7 @@ class Predictions:
         return self.label_names[label] if self.label_names else str(label)
 
     def table(self) -> dict[str, list[str]]:
-        """Return columns of [N] texts: those that are no inputs, and then what is predicted.
+        """Return columns of [N] texts: those that are not inputs, and then what is predicted.
 
         That is ``prediction``, and ``probability NAME`` of each class; several quantities or labels
         have a number behind the name.
@@ -87,7 +87,7 @@ class Predictions:
             raise DataError(
                 "The examples have a column with the name of an answer.",
                 got=", ".join(map(repr, taken)),
-                why="the table would hold one of the two columns alone",
+                why="the table would hold only one of the two columns",
                 do="rename the column, or leave it out",
             )
         return {**self.others, **columns}

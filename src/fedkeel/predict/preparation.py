@@ -37,7 +37,7 @@ class NewInputs:
 
     Args:
         x: [N, ...] inputs as the model takes them.
-        others: columns of a table that are no inputs, or the names of files, [N] texts each.
+        others: columns of a table that are not inputs, or the names of files, [N] texts each.
         warnings: what a user should know about them.
     """
 
@@ -194,7 +194,7 @@ class InputPreparation:
         if self.client_column in inputs.others:
             return inputs.others[str(self.client_column)]
         raise DataError(
-            f"{name}: whose examples these are is not known.",
+            f"{name}: it is not known whose examples these are.",
             why="each client's inputs were standardised by its own mean and deviation",
             do=f"say so: client=, --client; {did_you_mean('', self.client_scales)}",
         )

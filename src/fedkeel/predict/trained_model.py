@@ -143,9 +143,9 @@ def load(
             not made by this user on this machine.
 
     Raises:
-        RunError: it is no finished run, a file of it has changed, it has no single model, or none
-            of the client, or its parameters do not fit the module; or it names code, and is not
-            trusted.
+        RunError: it is not a finished run, a file of it has changed, it has no single model, or
+            none of the client, or its parameters do not fit the module; or it names code, and is
+            not trusted.
         ModelError: the module cannot be made.
     """
     folder = RunFolder(Path(run))

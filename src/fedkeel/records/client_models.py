@@ -17,7 +17,7 @@ _LONGEST = 100
 """Characters of a name that becomes the name of a file as it is."""
 
 _DEVICES = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for i in range(10))}
-"""Names that are no files on Windows."""
+"""Names that are not files on Windows."""
 
 
 def client_names(record: RunRecord) -> list[str]:

@@ -77,7 +77,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none, or nested too deeply.
+        ValueError: it is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)

@@ -492,7 +492,7 @@ class RunFolder:
             return read(load_file(file))
         except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise RunError(
-                f"{file} cannot be read.", got=error, do="delete it: it is for the report alone"
+                f"{file} cannot be read.", got=error, do="delete it: it is only for the report"
             ) from None
 
     def drop_model(self) -> None:

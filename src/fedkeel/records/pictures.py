@@ -170,7 +170,7 @@ class Pictures:
 
 
 def _curve_of(arrays: Mapping[str, NDArray[Any]]) -> MeanCurve | None:
-    """Return the mean curve, None where there is none; raise a ValueError where it is no curve."""
+    """Return the mean curve or None; raise a ValueError where the arrays do not make a curve."""
     if CURVE not in arrays:
         return None
     hits, area = arrays[CURVE].astype(np.float64), arrays.get(AREA, np.zeros(0)).tolist()

@@ -30,7 +30,7 @@ class TableLine:
         column: the setting.
         metric: what the numbers are.
         published: the paper's number; None where it has none.
-        published_gain: over the baseline's; None where one of them is no number.
+        published_gain: over the baseline's; None where one of them is not a number.
         values: measured numbers by seed.
         best: highest top-1 in percent by seed.
         last: top-1 after the last round in percent by seed.
@@ -141,7 +141,7 @@ def _mean(values: SeedValues) -> float | None:
 def table_lines(
     table: PaperTable, runs: Sequence[TableRun], failures: Mapping[str, str] | None = None
 ) -> list[TableLine]:
-    """Return a table's lines, column by column; without runs they have published numbers alone.
+    """Return a table's lines, column by column; without runs they have only published numbers.
 
     `failures` says why a run could not go on, by the name of its folder.
     """

@@ -81,7 +81,7 @@ class TableRun:
         column: the setting.
         seed: the run's seed.
         experiment: all its settings.
-        folder: its run folder, which depends on the settings alone.
+        folder: its run folder, which depends only on the settings.
         absent: data sets that it needs and that are not on this machine.
         audit: the attack on its messages; None where the table shows none.
     """

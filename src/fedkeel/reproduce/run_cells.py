@@ -1,6 +1,6 @@
 """Makes the runs of a table, several at a time; each is cached and can be continued.
 
-A run's folder depends on its settings alone, so a stopped table continues, and tables share runs.
+A run's folder depends only on its settings, so a stopped table continues, and tables share runs.
 A finished run keeps its rows and not its model, because a table has hundreds of runs.
 """
 

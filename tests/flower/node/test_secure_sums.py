@@ -373,7 +373,7 @@ def test_keys_are_read_as_ssh_keygen_writes_them(tmp_path: Path) -> None:
     peers.write_text("# nobody\nssh-rsa AAAA\n")
     with pytest.raises(ConfigError, match="cannot be used") as error:
         read_signing(private, peers)
-    assert "line 2 is no public key" in str(error.value.got)
+    assert "line 2 is not a public key" in str(error.value.got)
     peers.write_text(lines[1])
     with pytest.raises(ConfigError, match="has to sign its own"):
         read_signing(None, peers)

@@ -320,7 +320,7 @@ def _groups(
         lists = list(holdout_by)
         if len(lists) != len(names):
             raise DataError(
-                "holdout_by has not one array for each client.",
+                "holdout_by does not have one array for each client.",
                 got=f"{counted(len(lists), 'array')} for {counted(len(names), 'client')}",
             )
     else:

@@ -75,7 +75,7 @@ def from_hf(
     chosen = [name for name, way in ways.items() if way is not None]
     if len(chosen) != 1:
         raise ConfigError(
-            "How the data set is divided among clients is not clear.",
+            "It is not clear how the data set is divided among clients.",
             got=" and ".join(chosen) or "nothing",
             expected="one of client, partition and partitioner",
             do='name a column: client="...", or give partition={"kind": "iid", "clients": 10}',

@@ -273,7 +273,7 @@ def _only_text(split: Any, target: str, drop: Sequence[str]) -> str:  # noqa: AN
     if len(texts) == 1:
         return str(texts[0])
     raise DataError(
-        "Which column holds the text is not known.",
+        "It is not known which column holds the text.",
         got=", ".join(map(repr, texts)) or "no column of text",
         do='name it: data.text.column = "..."',
     )

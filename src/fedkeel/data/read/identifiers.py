@@ -290,8 +290,8 @@ def _no_names(path: Path | str, name: str, kind: object, value: object) -> DataE
         f"{path}: {name!r} holds neither texts nor whole numbers.",
         got=f"{kind}, such as {str(value)[:40]}",
         expected="texts, whole numbers, dates or times",
-        why="it is to name classes or clients: a quantity is not learned (regression), and of "
-        "numbers it is not known how they were written",
+        why="the column has to name classes or clients, and a decimal number may be written in "
+        "several ways",
         do=_WRITE_AS_TEXTS.format(name),
     )
 

@@ -32,7 +32,7 @@ def check_size(file: object, what: str, size: int, stored: int, do: str) -> None
             f"{file}: {what} is much larger than the file.",
             got=f"{format_bytes(size)} in {format_bytes(stored)}",
             expected=f"at most {most} times its size in the file",
-            why="a few bytes that stand for very many fill the memory",
+            why="so small a file could fill the memory",
             do=do,
         )
     free = free_memory()

@@ -247,7 +247,7 @@ def _scaled(x: Tensor, train: Dataset, name: str) -> Tensor:
     """Return inputs standardised as the training data was, as new memory."""
     if train.client_scales:
         raise DataError(
-            f"{name}: whose examples these are is not known.",
+            f"{name}: it is not known whose examples these are.",
             why="each client was standardised by its own examples",
             do="give each client its test part: fedkeel.from_clients({...}, test={...})",
         )
@@ -461,7 +461,7 @@ def _common_names(whats: Sequence[str], datasets: Sequence[Dataset]) -> tuple[st
         if not part.label_names and part.has_labels:
             raise DataError(
                 f"{what} has numbers as labels, and others have names in several orders.",
-                why="which name a number means is not known",
+                why="it is not known which name a number means",
                 do="give it names too: fedkeel.dataset(x, y, label_names=[...])",
             )
     return in_order(set().union(*named))

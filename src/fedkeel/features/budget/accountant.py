@@ -83,7 +83,7 @@ class Release:
             raise ConfigError(
                 "privacy.accountant = 'pld' cannot count these releases.",
                 got=f"{self.sampled:g} of {self.population}, drawn without replacement",
-                why="dp-accounting counts draws of a fixed size by Renyi divergences alone",
+                why="dp-accounting counts draws of a fixed size only by Renyi divergences",
                 do="set privacy.accountant = 'auto', or draw by Poisson sampling "
                 "(cohort.sampling = 'poisson')",
             )

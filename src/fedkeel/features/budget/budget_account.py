@@ -67,8 +67,8 @@ class ReleaseSchedule:
     def of_clients(self) -> Release:
         """What a round releases of the clients.
 
-        Draws of a fixed size are counted as such only where what a client sends depends on the
-        received model and its data alone: the account of such draws is not known to hold where it
+        Draws of a fixed size are counted as such only where what a client sends depends on nothing
+        but the received model and its data: the account of such draws is not known to hold where it
         also depends on which rounds the client was in before.
         """
         population = len(self.sizes) - self.cohort.new_count
@@ -114,7 +114,7 @@ class ReleaseSchedule:
         return -(-steps // batches.batches_per_pass(self.local, n))
 
     def releases_of_round(self, n: int, done: int) -> int:
-        """Return how many releases a client of `n` examples makes in a round, looked at alone.
+        """Return how many releases a client of `n` examples makes in one round by itself.
 
         A pass that goes on in the next round counts in both.
 

@@ -242,7 +242,7 @@ class RunSpent:
         sigmas: noise of its releases, in units of their bounds.
         count: number of its releases.
         at: time of the last one.
-        epsilon: of the run alone.
+        epsilon: of only this run.
         total: of this run and all runs above.
     """
 

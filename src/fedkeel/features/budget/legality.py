@@ -36,7 +36,7 @@ BY_PATH_ALONE = frozenset(
         *("quantise",),
     }
 )
-"""Parts whose client half computes from the local path alone, which is private already where the
+"""Parts whose client half computes only from the local path, which is private already where the
 gradients are: they may then send what they like."""
 
 

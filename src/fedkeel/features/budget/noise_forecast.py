@@ -22,7 +22,7 @@ parameters, 4 to 40 clients and 15 to 40 rounds, accuracy fell by 0 to 12 points
 2 and by 24 to 77 at 4; at 0.6 by 5 at most."""
 
 LEAST_SIGMA, MOST_EPSILON = 0.2, 1000.0
-"""Noise below which, and epsilon from which a budget promises nothing, so that it is no advice."""
+"""Noise below which, and epsilon from which, a budget promises nothing and is not recommended."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Policy(Settings):
             here; or the ``client``, all the site's examples, by noise that the server adds to the
             sum (the site then trusts the server), or by `sigma`.
         min_clients: smallest number of clients in a round that the server may go on with.
-        secure_sums: whether the server may see sums alone: the run then needs
+        secure_sums: whether the server may see only sums: the run then needs
             `flower.secure_aggregation` with a `secure_minimum` of at least `min_clients`, to which
             the nodes hold each other.
         methods: parts that a method may have; ``fedavg`` has none, so it is always allowed. Parts

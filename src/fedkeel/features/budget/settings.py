@@ -28,8 +28,8 @@ class Privacy(Settings):
         accountant: which account of the library `dp-accounting` counts: ``pld``, the tighter one,
             or ``rdp``; ``auto`` is ``pld`` where it knows the sampling, and ``rdp`` for cohorts or
             batches of a fixed size.
-        key_file: of unit ``client``: a file of secret random bytes, at the server alone, from which
-            noise and cohorts are drawn; without, whoever knows the run's seed can compute both.
+        key_file: of unit ``client``: a file of secret random bytes, only at the server, from which
+            noise and cohorts are drawn; without it, whoever knows the run's seed can compute both.
     """
 
     epsilon: float = Field(gt=0.0)

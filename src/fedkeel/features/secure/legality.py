@@ -1,4 +1,4 @@
-"""Which methods can be run where the server sees sums alone, and why others are refused."""
+"""Which methods can be run where the server sees only sums, and why others are refused."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability, traits_of
 
 ADAPTIVE_NOISE = "dpquantile"
-"""The part that adds noise to a second sum, its count, at the server alone."""
+"""The part that adds noise to a second sum, its count, and only at the server."""
 
 Refusal = tuple[str, str]
 """(the part, the reason)"""
 
 
 def refusal(plan: Plan) -> Refusal | None:
-    """Return which part of a method cannot be run where the server sees sums alone, and why.
+    """Return which part of a method cannot be run where the server sees only sums, and why.
 
     >>> import fedkeel
     >>> refusal(fedkeel.parse("scaffold"))
@@ -92,6 +92,6 @@ def refuse_single_updates(plan: Plan) -> None:
             f"{part} cannot be run with secure aggregation.",
             got=plan.expression,
             why=f"it {reason}",
-            do="set flower.secure_aggregation = false, or choose a method that needs sums alone: "
+            do="set flower.secure_aggregation = false, or choose a method that needs only sums: "
             "docs/methods/legality.md lists them",
         )

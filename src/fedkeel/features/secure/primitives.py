@@ -99,7 +99,7 @@ def encrypt(key: bytes, text: bytes, context: str) -> bytes:
     """Return a text that only those with the key can read, and nobody can change (AES-GCM).
 
     Args:
-        key: used for this text alone, or for few.
+        key: used only for this text, or for few.
         text: what is hidden.
         context: has to be the same at the other end.
     """
@@ -149,7 +149,7 @@ def combine(shares: Iterable[bytes]) -> bytes:
     """Return the secret of some shares.
 
     Raises:
-        SecureSumError: they are no shares of one secret.
+        SecureSumError: they are not shares of one secret.
     """
     shares = list(shares)
     if any(len(share) != _INDEX_BYTES + KEY_BYTES for share in shares):
@@ -169,7 +169,7 @@ def mask(key: bytes, size: int) -> Words:
     """Return [size] numbers modulo 2^64 that look random without the key, the same for one key.
 
     Args:
-        key: used for this mask alone.
+        key: used only for this mask.
         size: how many.
     """
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(_CHUNK))).encryptor()

@@ -56,7 +56,7 @@ class _TensorBoardRun(OpenRun):
         self._writer.add_text("settings", "\n".join(f"    {line}" for line in values.splitlines()))
         self._end: Any = None
         if run.kind == "run":
-            metrics = {"best": 0.0, "last": 0.0}  # the names alone are kept
+            metrics = {"best": 0.0, "last": 0.0}  # only the names are kept
             hparams: Any = events.hparams
             experiment, begin, self._end = hparams(dict(run.settings), metrics)
             self._events.add_summary(experiment)

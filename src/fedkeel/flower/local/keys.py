@@ -45,7 +45,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> Non
         days: how long the certificates are valid.
 
     Raises:
-        RunError: a host is no name or address, there are keys already, or the folder cannot be
+        RunError: a host is not a name or address, there are keys already, or the folder cannot be
             written to.
     """
     names = [_host_name(host) for host in hosts]

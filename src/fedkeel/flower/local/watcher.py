@@ -21,7 +21,7 @@ NAME = "FEDKEEL_PROCESS"
 """Environment variable that says to which federation a process belongs. Its helpers inherit it."""
 
 QUIET_SECONDS = 1.0
-"""Time without a marked process after which there is none: one may be about to start another."""
+"""How long no marked process is seen before all count as ended: one may just start another."""
 
 
 class Watcher:
@@ -38,7 +38,7 @@ class Watcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # what ends this process's group leaves it alone
+            start_new_session=True,  # what ends this process's group does not end it
         )
 
     def outlive_exec(self) -> None:
@@ -51,7 +51,7 @@ class Watcher:
         self._tell(f"+{group}")
 
     def forget(self, group: int) -> None:
-        """Let it leave a process group alone, which has ended: others may get its number."""
+        """Make it forget a process group, which has ended: another group may get its number."""
         self._tell(f"-{group}")
 
     def end(self) -> None:

@@ -7,8 +7,8 @@ which run that is, what it has trained from, and whose sum it is.
 Why that is enough: each sum is unmasked by more than half of the nodes that were asked, and each
 node helps for one set of nodes only. Let sum k have weight w_k in a combination that leaves a
 single node, and r_k nodes that have unmasked it. Each of those appears in another sum of the
-combination. The other nodes of a sum are fewer than r_k, so the sum of |w_k| r_k would be no
-larger than the sum of |w_k| (r_k - 1), plus 1 for the node that is left. That allows a single sum
+combination. The other nodes of a sum are fewer than r_k, so the sum of |w_k| r_k would be at
+most the sum of |w_k| (r_k - 1), plus 1 for the node that is left. That allows a single sum
 at most, which is of two nodes or more.
 """
 

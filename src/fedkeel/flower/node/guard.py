@@ -64,7 +64,7 @@ class Guard:
         _check_unit(self.policy, self.prepared.settings)
 
     def check_plan(self, clients: Iterable[int]) -> None:
-        """Refuse a run whose planned rounds alone would spend more than the policy allows.
+        """Refuse a run whose planned rounds would by themselves spend more than the policy allows.
 
         Args:
             clients: those that the node plays.
@@ -155,23 +155,23 @@ class Guard:
         yield from sorted({path.split("/")[0] for path in parts} & names)
 
     def _check_sums(self) -> None:
-        least = self.policy.min_clients
-        if least == 1:
+        min_clients = self.policy.min_clients
+        if min_clients == 1:
             return
         if Capability.PER_CLIENT_UPDATES in self.prepared.plan.needs:
             raise PolicyError(
                 "The method uses single clients' updates, and the policy of this site asks for "
                 "sums.",
                 got=f"method {self.prepared.plan.expression!r}",
-                expected=f"sums of {least} clients at least",
+                expected=f"sums of {min_clients} clients at least",
                 do=SETTLE,
             )
         smallest = self._smallest_round()
-        if smallest < least:
+        if smallest < min_clients:
             raise PolicyError(
                 "A round may have too few clients for the policy of this site.",
                 got=smallest,
-                expected=f"{least} at least",
+                expected=f"{min_clients} at least",
                 why="the quorum of the smallest cohort counts; one that is drawn by a key at the "
                 "server may be of any size",
                 do="raise cohort.clients or flower.quorum",
@@ -187,8 +187,8 @@ class Guard:
             return smallest_count(quorum, cohort.size(len(sizes)))
         if self._are_cohorts_secret:
             return 0
-        least = min(len(clients) for clients in self._cohorts())
-        return smallest_count(quorum, least) if least else 0
+        smallest = min(len(clients) for clients in self._cohorts())
+        return smallest_count(quorum, smallest) if smallest else 0
 
     def _check_drawn(self, round: int, client: int) -> None:
         """Refuse a round whose cohort does not have a client, where the node knows the cohort.
@@ -217,7 +217,7 @@ class Guard:
             raise PolicyError(
                 "This site clips its update itself, and the run sends other things.",
                 got=", ".join(more),
-                expected="an update alone, as it is",
+                expected="only an update, as it is",
                 do=SETTLE,
             )
 
@@ -258,7 +258,7 @@ class Guard:
 
     @property
     def _are_cohorts_secret(self) -> bool:
-        """Whether a key draws the cohorts, so that the server alone knows them."""
+        """Whether a key draws the cohorts, so that only the server knows them."""
         privacy = privacy_of(self.prepared.settings)
         return privacy is not None and privacy.key_file is not None
 

@@ -113,7 +113,7 @@ class Node:
             content: what it holds.
 
         Raises:
-            WireError: it is no request of this run, or not for this node.
+            WireError: it is not a request of this run, or not for this node.
             PolicyError: the site's policy does not allow an answer.
         """
         if self.guard is not None:
@@ -147,7 +147,7 @@ class Node:
         """Train the clients of a request and return their replies.
 
         Raises:
-            WireError: it is no request of this run, or not for this node.
+            WireError: it is not a request of this run, or not for this node.
         """
         request, message = self._read(content, self.specs.training)
         records = RecordDict()
@@ -170,7 +170,7 @@ class Node:
         """Return new public keys for a secure sum.
 
         Raises:
-            WireError: it is no request of this run, or not for this node.
+            WireError: it is not a request of this run, or not for this node.
         """
         request = KeysRequest.read(content)
         self._check(request)
@@ -180,7 +180,7 @@ class Node:
         """Train the clients of a request and return the masked sum of what they would send.
 
         Raises:
-            WireError: it is no request of this run, or not for this node.
+            WireError: it is not a request of this run, or not for this node.
             SecureSumError: the node has no part in this sum.
         """
         request, message = self._read(content, self.specs.training)
@@ -262,7 +262,7 @@ class Node:
         """Return the clients' answers to the surveys, without those of clients that fail.
 
         Raises:
-            WireError: it is no request of this run, or not for this node.
+            WireError: it is not a request of this run, or not for this node.
         """
         request, message = self._read(content, self.specs.survey)
         setup = self._setup(request)
@@ -284,7 +284,7 @@ class Node:
         """Return sums that make the metrics of the clients of a request on their own examples.
 
         Raises:
-            WireError: it is no request of this run, or not for this node.
+            WireError: it is not a request of this run, or not for this node.
         """
         request, message = self._read(content, self.specs.evaluation)
         setup = self._setup(request)
@@ -304,7 +304,7 @@ class Node:
         A client that has lost its state is evaluated as one that has not taken part.
 
         Raises:
-            WireError: it is no request of this run, or not for this node.
+            WireError: it is not a request of this run, or not for this node.
         """
         request, message = self._read(content, self.specs.evaluation)
         setup = self._setup(request)
@@ -340,7 +340,7 @@ class Node:
         """Return the counts for the pictures of a report of the clients of a request.
 
         Raises:
-            WireError: it is no request of this run, or not for this node.
+            WireError: it is not a request of this run, or not for this node.
         """
         request, message = self._read(content, self.specs.evaluation)
         setup = self.prepared.setup

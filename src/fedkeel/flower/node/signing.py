@@ -123,7 +123,7 @@ def _read_peers(file: Path) -> tuple[ec.EllipticCurvePublicKey, ...]:
         try:
             key = load_ssh_public_key(line.strip().encode())
         except (ValueError, UnsupportedAlgorithm):
-            raise _unusable("file of peers", file, f"line {number} is no public key") from None
+            raise _unusable("file of peers", file, f"line {number} is not a public key") from None
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise _unusable("file of peers", file, f"line {number} is a key of another kind")
         keys[" ".join(line.split()[:2])] = key  # the same one twice is one node

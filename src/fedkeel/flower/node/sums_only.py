@@ -27,7 +27,7 @@ FILE = "sums-only-{}.json"
 def app_name(file: Path) -> str:
     """Return the name of a Flower app by its experiment file: publisher and name, as Flower has it.
 
-    Its version is no part of it: a new version is the same app. Without the app's
+    Its version is not part of it: a new version is the same app. Without the app's
     ``pyproject.toml`` it is the path of the file.
 
     Args:

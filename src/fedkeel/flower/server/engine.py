@@ -80,7 +80,7 @@ class NodeClients(KeepsClientStates):
         prepared: the run.
         connection: how nodes are asked.
         membership: which nodes are connected.
-        descriptions: where the data is on the nodes alone, so that they evaluate: what each
+        descriptions: where the data is only on the nodes, so that they evaluate: what each
             client's node has said of its data. It is saved in the checkpoint, for a run that goes
             on without some nodes.
         sums: keeps secure sums from one checkpoint to the next; None keeps none.
@@ -155,10 +155,10 @@ class NodeClients(KeepsClientStates):
             trained, self._new_states = self._secure.make(message, jobs, tick, nobody)
             self._round = message.round
             return trained
-        enough = smallest_count(self._settings.enough, len(clients))
+        needed = smallest_count(self._settings.enough, len(clients))
         taken = TakenReplies(self._reader, self._traffic)
         asking = self._asking.ask(
-            TRAIN, message, jobs, taken.results, is_enough=lambda: len(taken.results) >= enough
+            TRAIN, message, jobs, taken.results, is_enough=lambda: len(taken.results) >= needed
         )
         for reply, request in asking:
             before = len(taken.results)
@@ -310,7 +310,7 @@ class NodeClients(KeepsClientStates):
             kind, metrics = PICTURES, self._setup.metrics.of_pictures()
         examples = split_examples(self._setup, split)
         clients = examples.groups()
-        counts = cast(Ints, examples.counts)  # see `placeholder`: it has numbers of examples alone
+        counts = cast(Ints, examples.counts)  # see `placeholder`: it has only numbers of examples
         personal = self._setup.training.personal
         params = {name: value for name, value in params.items() if name not in personal}
         message = Message(params, buffers, {}, self._round, 0.0)

@@ -55,7 +55,7 @@ def outlying_reply(
     lr: float,
     params: Tree,
 ) -> str | None:
-    """Return why a reply is an outlier that has come by itself, None where it is none.
+    """Return why a reply is an outlier that has come by itself, None where it is not an outlier.
 
     Args:
         outliers: judges it.

@@ -179,7 +179,7 @@ class Membership:
         if description.agreement.model != agreement.model:
             raise WireError(
                 "it makes another model than the server: its files, its attributes, or frozen "
-                "parameters or buffers differ; a constructor should draw with torch alone"
+                "parameters or buffers differ; a constructor should draw only with torch"
             )
         for item in description.clients:
             if item.client >= self._clients:

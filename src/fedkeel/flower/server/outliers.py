@@ -89,10 +89,11 @@ class Outliers:
 
     A size is compared with those of the other clients in the round. Where these are fewer than
     `REFERENCES`, the last ones of clients that replied before are taken too, whether or not they
-    were left out: so a change that most of them make is none, and a few cannot move the median. It
-    is an outlier where it is too many times their median (see `Strictness`), or as many times
-    the larger one of the median and what the client itself has sent last. Of fewer than `MANY` the
-    largest one stands for the median, and what the client itself has sent counts as one of them.
+    were left out. So a change that most clients make is not an outlier, and a few clients cannot
+    move the median. A size is an outlier where it is too many times their median (see
+    `Strictness`), or as many times the larger one of the median and what the client itself has
+    sent last. Of fewer than `MANY` the largest one stands for the median, and what the client
+    itself has sent counts as one of them.
 
     Args:
         factor: `outlier_factor` of the settings.
@@ -102,7 +103,7 @@ class Outliers:
     def __init__(self, factor: float, clients: int) -> None:
         self._factor, self._clients = factor, clients
         self._last: dict[str, Floats] = {}  # [C] last size of each client, NaN for none
-        self._taken: dict[str, Floats] = {}  # [C] the last one that was no outlier
+        self._taken: dict[str, Floats] = {}  # [C] the last one that was not an outlier
         self._when: dict[str, Ints] = {}  # [C] when the last one came, counted by judgements
         self._now = 0
 

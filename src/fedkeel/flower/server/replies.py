@@ -51,7 +51,7 @@ from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 
 
 class ReceivedReplies:
-    """A `Trainer` whose clients have trained already, on their nodes.
+    """A `Trainer` that does not train: it returns the replies of clients, whom nodes have trained.
 
     Args:
         setup: method, model and data.
@@ -149,7 +149,7 @@ class ReplyReader:
         local = setup.training.local
         expected = batches.count_examples(local, size, request.steps_done)
         is_possible = result.examples == expected and 0 < result.steps <= result.examples
-        if local.sampling == "poisson":  # the node alone knows how many were drawn
+        if local.sampling == "poisson":  # only the node knows how many were drawn
             steps = batches.count_steps(local, size)
             is_possible = result.steps == steps and 0 <= result.examples <= steps * size
         if not is_possible:
@@ -260,7 +260,7 @@ def read_states(
         value = scores[metric.name]
         in_range = math.isnan(value) or -1e-9 <= value <= 1 + 1e-9
         if metric.unit == "%" and not (in_range and bool(part.isfinite().all())):
-            raise WireError("A score is no share.", got=f"{metric.name} {value}")
+            raise WireError("A score is not a share.", got=f"{metric.name} {value}")
         is_count = isinstance(metric, CountMetric | CalibrationError) or (
             isinstance(metric, SumMetric) and metric.unit == "%" and metric.finish is not None
         )

@@ -79,16 +79,16 @@ class SecureExchange:
         """Record what went wrong with a node, for the clients that it was asked for."""
         self.traffic.add_fault(reason, self.clients[node], stage)
 
-    def check_nodes(self, count: int, asked: int, least: int) -> None:
+    def check_nodes(self, count: int, asked: int, minimum: int) -> None:
         """Refuse to go on with too few nodes.
 
         Raises:
             TrainingError: they are too few.
         """
-        if count >= least:
+        if count >= minimum:
             return
         raise round_error(
             "A secure sum has too few nodes.",
             f"{count} of {asked} nodes{self.traffic.described_faults()}",
-            f"at least {least}",
+            f"at least {minimum}",
         )

@@ -1,4 +1,4 @@
-"""A round whose updates the server sees in a sum alone: four messages to each node."""
+"""A round whose updates the server sees only in a sum: four messages to each node."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class SecureRound:
         """
         self._keys = self._asked_keys()
         count = len(self._keys)
-        least = threshold(count, self._settings.secure_minimum)
-        self._exchange.check_nodes(count, len(self._requests), self._least)
+        minimum = threshold(count, self._settings.secure_minimum)
+        self._exchange.check_nodes(count, len(self._requests), self._minimum)
         first = next(iter(self._requests.values()))
         keys = {node: item.keys for node, item in self._keys.items()}
-        self._collector = Collector(session_of(first), least, self._layout.size, keys)
+        self._collector = Collector(session_of(first), minimum, self._layout.size, keys)
         all_keys = tuple(item for _, item in sorted(self._keys.items()))
         requests = {
             node: SharesRequest(run=first.run, round=first.round, node=str(node), keys=all_keys)
@@ -105,7 +105,7 @@ class SecureRound:
                 self._collector.take_shares(node, by_node(reply.shares), reply.commitments)
             except SecureSumError as error:
                 self._exchange.fault(node, error.what)
-        self._exchange.check_nodes(len(self._collector.shared), len(self._requests), least)
+        self._exchange.check_nodes(len(self._collector.shared), len(self._requests), minimum)
 
     def _asked_keys(self) -> dict[int, NodeKeys]:
         """Return the public keys of the nodes that send some."""
@@ -127,7 +127,7 @@ class SecureRound:
                 self._exchange.fault(node, "sent keys that cannot be used")
             else:
                 keys[node] = reply.keys
-        if answered and len(keys) < self._least:
+        if answered and len(keys) < self._minimum:
             raise SkippedRoundError(
                 "skipped: nodes have helped to unmask this round before, and do so once"
             )
@@ -224,10 +224,10 @@ class SecureRound:
         bring nothing back.
         """
         lost = set(self.lost) - set(self.trained)
-        return bool(lost) and len(self._collector.survivors) < self._least
+        return bool(lost) and len(self._collector.survivors) < self._minimum
 
     @property
-    def _least(self) -> int:
+    def _minimum(self) -> int:
         return threshold(len(self._requests), self._settings.secure_minimum)
 
     def unmasking(self, sums: KeptSums) -> Unmasking:
@@ -238,7 +238,7 @@ class SecureRound:
             RunError: the disk fails.
         """
         collector = self._collector
-        self._exchange.check_nodes(len(collector.survivors), len(self._requests), self._least)
+        self._exchange.check_nodes(len(collector.survivors), len(self._requests), self._minimum)
         planned = smallest_count(self._settings.quorum, self._asked)
         if self._prepared.plan.reduction.sum_noise() and len(self.trained) < planned:
             raise round_error(

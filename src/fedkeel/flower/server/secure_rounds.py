@@ -109,9 +109,9 @@ class SecureRounds:
         secure.begin()
         further = secure.sum_requests(list(jobs.values()))
         sent = {node: requests[node] for node in further}
-        enough = smallest_count(settings.enough, len(jobs))
+        needed = smallest_count(settings.enough, len(jobs))
         replies = asking.send(
-            MASKED, message, sent, jobs, secure.replied, "", lambda: len(secure.trained) >= enough,
+            MASKED, message, sent, jobs, secure.replied, "", lambda: len(secure.trained) >= needed,
             {node: {SECURE: header.record()} for node, header in further.items()},
         )  # fmt: skip
         for reply, request in replies:

@@ -64,7 +64,7 @@ class NodeTrainings:
         traffic: where faults are recorded.
         jobs: returns the jobs of clients, with their local steps so far.
         outlying: tells why a client's reply is an outlier, by the learning rate of the model that
-            it was sent, and a model; None where it is none.
+            it was sent, and a model; None where it is not an outlier.
     """
 
     is_remade = False
