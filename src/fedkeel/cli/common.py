@@ -70,10 +70,10 @@ def takes_experiment(command: Callable[..., None]) -> Callable[..., None]:
         command(ExperimentSource(path, preset, tuple(settings or ()), trust), **options)
 
     *shared, _ = inspect.signature(called, eval_str=True).parameters.values()
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    _, *options = inspect.signature(command, eval_str=True).parameters.values()
     functools.update_wrapper(called, command)
-    called.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
-    called.__annotations__ = {option.name: option.annotation for option in (*shared, *own)}
+    called.__signature__ = inspect.Signature([*shared, *options])  # type: ignore[attr-defined]
+    called.__annotations__ = {option.name: option.annotation for option in (*shared, *options)}
     return called
 
 

@@ -162,11 +162,11 @@ def numbered(settings: Cohort, names: Sequence[str], population: int) -> Cohort:
     Raises:
         ConfigError: there is no such client, or one is named twice.
     """
-    given = settings.new_clients
-    if isinstance(given, int):
+    requested = settings.new_clients
+    if isinstance(requested, int):
         return settings
     place = {name: k for k, name in enumerate(names or map(str, range(population)))}
-    for name in given:
+    for name in requested:
         if (isinstance(name, int) and not 0 <= name < population) or (
             isinstance(name, str) and name not in place
         ):
@@ -174,9 +174,9 @@ def numbered(settings: Cohort, names: Sequence[str], population: int) -> Cohort:
                 f"cohort.new_clients names a client {name!r} that does not exist.",
                 do=did_you_mean(str(name), list(place)),
             )
-    numbers = [name if isinstance(name, int) else place[name] for name in given]
+    numbers = [name if isinstance(name, int) else place[name] for name in requested]
     if len(set(numbers)) < len(numbers):
-        raise ConfigError("cohort.new_clients names a client twice.", got=list(given))
+        raise ConfigError("cohort.new_clients names a client twice.", got=list(requested))
     return settings.model_copy(update={"new_clients": tuple(numbers)})
 
 

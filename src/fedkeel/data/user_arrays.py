@@ -193,8 +193,8 @@ def as_targets(
             "(counted from 0)",
             do=_remedy_for_gaps(ys, finite),
         )
-    whole = ys.dtype.kind != "f" or (ys.ndim == 1 and bool((ys == np.round(ys)).all()))
-    if classes == 0 or not whole:
+    are_whole = ys.dtype.kind != "f" or (ys.ndim == 1 and bool((ys == np.round(ys)).all()))
+    if classes == 0 or not are_whole:
         kind = np.float64 if ys.dtype == np.float64 else np.float32
         is_binary = ys.ndim > 1 and classes is None and bool(np.isin(ys, (0, 1)).all())
         return torch.from_numpy(np.ascontiguousarray(ys, dtype=kind)), 2 if is_binary else 0

@@ -75,10 +75,10 @@ def find_recipe(name: str) -> Recipe | None:
 
 def _user_recipe(path: str) -> Recipe:
     kinds = load_parts(path)
-    ours = {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}
-    taken = {*REGISTRY, *ALIASES, *(kind.name for kind in ours)}
+    registered = {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}
+    reserved_names = {*REGISTRY, *ALIASES, *(kind.name for kind in registered)}
     for kind in kinds:
-        if kind not in ours and kind.name in taken:
+        if kind not in registered and kind.name in reserved_names:
             raise CompositionError(
                 f"method {path!r}: {kind.__name__} calls itself '{kind.name}'.",
                 why="a method of fedkeel has that name, for its state and its messages",

@@ -208,8 +208,8 @@ def _scores(values: Any) -> Any:  # noqa: ANN401 - any JSON value
     """Return scores as `Scores` has them, where they are an object."""
     if not isinstance(values, Mapping):
         return values
-    given = values["values"] if isinstance(values.get("values"), Mapping) else values
-    metrics = _with_new_metrics({k: v for k, v in given.items() if k != "examples"})
+    flat = values["values"] if isinstance(values.get("values"), Mapping) else values
+    metrics = _with_new_metrics({k: v for k, v in flat.items() if k != "examples"})
     return {"examples": values.get("examples"), "values": metrics}
 
 

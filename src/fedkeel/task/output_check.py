@@ -57,9 +57,9 @@ def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outpu
             f"{y.flatten()[0].item():g}",
             do="name another loss, e.g. fk.Task(model, loss='mse'), or number the classes from 0",
         )
-    found = tensors_in(output)
-    if not found or any(
-        len(tensor.shape) < 1 or len(tensor) != count_of(x) for tensor in found[:1]
+    tensors = tensors_in(output)
+    if not tensors or any(
+        len(tensor.shape) < 1 or len(tensor) != count_of(x) for tensor in tensors[:1]
     ):
         raise ModelError(
             f"{name} does not return one row of scores for each example.",

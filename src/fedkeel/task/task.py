@@ -240,9 +240,9 @@ def _weighs_examples(network: Network, data: Dataset) -> bool:
     few = data.take(rows.astype(np.int64)).to(network.dtype)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         output = network.test_output(network.params, network.buffers, few.x)
-        whole = network.task_losses(output, few.y)
+        of_batch = network.task_losses(output, few.y)
         of_each = losses_of_each(network.task_losses, output, few.y)
-    return not torch.allclose(of_each.mean(), whole, rtol=1e-4, atol=1e-6)
+    return not torch.allclose(of_each.mean(), of_batch, rtol=1e-4, atol=1e-6)
 
 
 _TRIED = 64

@@ -138,23 +138,23 @@ def dirichlet_attempts(
 def _attempt(random: RandomState, each: Lists, clients: int, alpha: float) -> tuple[Ints, Ints]:
     """Return (rows, owner of each) of one attempt; it stops short where no share is left."""
     fair = sum(map(len, each)) / clients
-    held = np.zeros(clients, dtype=np.int64)
+    owned = np.zeros(clients, dtype=np.int64)
     rows: Lists = []
     owner: Lists = []
     for member in each:
         mixed = member.copy()
         random.shuffle(mixed)
-        share = random.dirichlet(np.repeat(alpha, clients)) * (held < fair)
+        share = random.dirichlet(np.repeat(alpha, clients)) * (owned < fair)
         if len(mixed) == 0:
             continue
         mass = share.sum()
         if not mass > 0:  # also where all gamma variates underflowed and the shares are NaN
             break
         counts = rows_by_share(share / mass, len(mixed))
-        held += counts
+        owned += counts
         rows.append(mixed)
         owner.append(np.repeat(np.arange(clients), counts))
-    return np.concatenate(rows or [held[:0]]), np.concatenate(owner or [held[:0]])
+    return np.concatenate(rows or [owned[:0]]), np.concatenate(owner or [owned[:0]])
 
 
 def dirichlet_gradma(
@@ -221,13 +221,13 @@ def _class_shares(count: int, clients: int, alpha: float, random: RandomState) -
 def _take_last(each: Lists, count: int, random: RandomState) -> tuple[Ints, Lists]:
     """Return (the last rows left of `count` random classes, a copy of what is left)."""
     left = [rows.tolist() for rows in each]
-    taken = []
+    chosen = []
     for drawn in random.randint(0, len(left), size=count).tolist():
         label = drawn
         while not left[label]:
             label = int(random.randint(0, len(left)))
-        taken.append(left[label].pop())
-    return np.array(taken, dtype=np.int64), [np.array(rows, dtype=np.int64) for rows in left]
+        chosen.append(left[label].pop())
+    return np.array(chosen, dtype=np.int64), [np.array(rows, dtype=np.int64) for rows in left]
 
 
 def dirichlet_prior(

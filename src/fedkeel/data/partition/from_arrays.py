@@ -71,9 +71,9 @@ def iid(
     array([1, 1, 1])
     """
     more = {"sizes": _sizes(sizes), "sigma": sigma}
-    held = {"holdout": holdout, "stratify": stratify}
+    holdout_settings = {"holdout": holdout, "stratify": stratify}
     data = dataset(x, y, target=target, group=holdout_by, classes=classes, tokens=tokens)
-    return _divide("iid", data, seed, held, clients=clients, **more)
+    return _divide("iid", data, seed, holdout_settings, clients=clients, **more)
 
 
 def dirichlet(
@@ -110,9 +110,9 @@ def dirichlet(
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
     """
     more = {"clients": clients, "alpha": alpha, "min_size": min_size}
-    held = {"holdout": holdout, "stratify": stratify}
+    holdout_settings = {"holdout": holdout, "stratify": stratify}
     data = dataset(x, y, target=target, group=holdout_by, classes=classes, tokens=tokens)
-    return _divide("dirichlet", data, seed, held, **more)
+    return _divide("dirichlet", data, seed, holdout_settings, **more)
 
 
 def by_classes(
@@ -155,9 +155,9 @@ def by_classes(
            [0, 1]])
     """
     more = {"sizes": _sizes(sizes), "sigma": sigma, "classes_per_client": k}
-    held = {"holdout": holdout, "stratify": stratify}
+    holdout_settings = {"holdout": holdout, "stratify": stratify}
     data = dataset(x, y, target=target, group=holdout_by, classes=classes, tokens=tokens)
-    return _divide("classes", data, seed, held, clients=clients, **more)
+    return _divide("classes", data, seed, holdout_settings, clients=clients, **more)
 
 
 def by_client(
@@ -195,11 +195,11 @@ def by_client(
     >>> by_client([[0.0], [1.0], [2.0]], [0, 1, 0], ["b", "a", "b"]).names
     ('a', 'b')
     """
-    held = {"holdout": holdout, "stratify": stratify}
+    holdout_settings = {"holdout": holdout, "stratify": stratify}
     data = dataset(x, y, target=target, group=holdout_by, classes=classes, tokens=tokens)
     names, client = distinct(as_ids(client_ids, len(data)))
     data = replace(data, client=client, clients=tuple(map(str, names.tolist())))
-    return _divide("client", data, seed, held)
+    return _divide("client", data, seed, holdout_settings)
 
 
 def from_clients(
@@ -282,8 +282,8 @@ def from_clients(
     data, count = read_clients(named, tests, reading)
     if holdout_by is not None and column is None:
         data = replace(data, grouped_by="group", group=_groups(holdout_by, named, data, count))
-    held = {"holdout": holdout, "stratify": stratify}
-    made = _divide("client", data.part(slice(None, count)), seed, held)
+    holdout_settings = {"holdout": holdout, "stratify": stratify}
+    made = _divide("client", data.part(slice(None, count)), seed, holdout_settings)
     if normalize != "none":
         made = replace(made, how={**made.how, "normalize": normalize})
     if channels == "last":
@@ -373,10 +373,10 @@ def _divide(
     kind: str,
     data: Dataset,
     seed: int,
-    held: Mapping[str, Any],
+    holdout_settings: Mapping[str, Any],
     **more: Any,  # noqa: ANN401 - settings of the partition, checked by `build`
 ) -> Federation:
-    values = {"kind": kind, "seed": seed, **held, **more}
+    values = {"kind": kind, "seed": seed, **holdout_settings, **more}
     plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
     return divide(data, build(Partition, plain, kind), seed)
 

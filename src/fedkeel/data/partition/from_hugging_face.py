@@ -92,8 +92,8 @@ def from_hf(
     if partition is None:
         partition = {"kind": "client"}
     if isinstance(partition, Mapping):
-        held = {"holdout": holdout, "stratify": stratify}
-        partition = build(Partition, {**held, **partition}, "partition")
+        holdout_settings = {"holdout": holdout, "stratify": stratify}
+        partition = build(Partition, {**holdout_settings, **partition}, "partition")
     train, test = train_and_test(splits, columns)
     return replace(divide(train, partition, seed), test=test)
 
@@ -102,7 +102,7 @@ def _by_partitioner(
     splits: Mapping[str, Any],
     partitioner: Any,  # noqa: ANN401
     columns: Columns,
-    held: tuple[float, int, bool],
+    holdout_draw: tuple[float, int, bool],
 ) -> Federation:
     """Return the clients that a partitioner of flwr-datasets makes of the training split."""
     missing = [n for n in ("load_partition", "num_partitions") if not hasattr(partitioner, n)]
@@ -121,4 +121,4 @@ def _by_partitioner(
     ]
     how = {"kind": "flwr-datasets", "says": type(partitioner).__name__}
     clients = federation(train, lists, how=how)
-    return replace(clients.hold_out(*held) if held[0] else clients, test=test)
+    return replace(clients.hold_out(*holdout_draw) if holdout_draw[0] else clients, test=test)

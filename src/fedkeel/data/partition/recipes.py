@@ -123,8 +123,10 @@ def classes(
     """
     y, count = check(labels, None, clients)
     present = [rows for rows in members(y, count) if len(rows)]
-    held = _ring(clients, len(present), k)  # [C, k]
-    return group(_deal(y, present, held, sizes, sigma, generator(seed, "partition")), clients)
+    classes_of_clients = _ring(clients, len(present), k)  # [C, k]
+    return group(
+        _deal(y, present, classes_of_clients, sizes, sigma, generator(seed, "partition")), clients
+    )
 
 
 def _deal(
@@ -317,9 +319,9 @@ def _drawn(data: Dataset, settings: Partition, seed: int) -> tuple[Lists, dict[s
     if alpha is None:
         raise DataError(f"Partition {settings.kind!r} needs alpha.", expected="alpha > 0")
     if settings.kind == "dirichlet":
-        least = settings.min_size
-        lists, took = dirichlet_attempts(y, wanted, alpha, least, seed, classes=count)
-        return lists, {"alpha": alpha, "min_size": least, "attempts": took}
+        min_size = settings.min_size
+        lists, took = dirichlet_attempts(y, wanted, alpha, min_size, seed, classes=count)
+        return lists, {"alpha": alpha, "min_size": min_size, "attempts": took}
     if settings.kind == "dirichlet_gradma":
         return dirichlet_gradma(y, wanted, alpha, seed, classes=count), {"alpha": alpha}
     lists = dirichlet_prior(y, wanted, alpha, seed=seed, classes=count, **given)

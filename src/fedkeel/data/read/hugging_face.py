@@ -104,15 +104,15 @@ def load_hugging_face(settings: Data, group: str | None = None) -> tuple[Dataset
         train = train.take(np.sort(rows))
     if test is not None:
         return train, test
-    kept, aside = train_and_test_rows(train, settings.test_fraction, generator(0, "data.test"))
-    if group is not None and not len(aside):
+    kept, test_rows = train_and_test_rows(train, settings.test_fraction, generator(0, "data.test"))
+    if group is not None and not len(test_rows):
         raise DataError(
             f"The data set has one value of {group!r} only.",
             got=f"partition.holdout_by = {group!r}",
             why="all examples of one value are trained on, or all are tested on",
             do="give a data set with a split 'test'",
         )
-    return train.take(kept), train.take(aside)
+    return train.take(kept), train.take(test_rows)
 
 
 def read_splits(name: str) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def with_same_columns(sources: Sequence[Source], may_have_gaps: bool) -> list[So
                 f"{first.name} and {source.name} cannot be joined: their columns differ.",
                 got=f"{odd[0]!r} in {has.name} only",
                 expected="the same columns, in any order",
-                do=f"leave out what some lack: data.drop = {json.dumps(odd[:8])}; or count it there "
-                'as missing values: missing = "mean" in [data]'
+                do=f"leave out what some lack: data.drop = {json.dumps(odd[:8])}; or count it "
+                'there as missing values: missing = "mean" in [data]'
                 if both
                 else None,
             )

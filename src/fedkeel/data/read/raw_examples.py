@@ -171,8 +171,8 @@ def train_and_test_rows(
         strata = data.labels if data.has_labels else np.zeros(len(data), dtype=np.int64)
     if data.group is None:
         return stratified_split(strata, fraction, random)
-    aside = share_of_groups(strata, fraction, random, data.group)
-    return np.flatnonzero(~aside), np.flatnonzero(aside)
+    is_test = share_of_groups(strata, fraction, random, data.group)
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
 def stratified_split(y: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:

@@ -51,8 +51,8 @@ def as_categories(
     texts = [text.strip() for text in texts_of(where, name, codes.dictionary)]
     is_known = np.array([text.lower() not in _MARKS for text in texts], dtype=bool)
     known = [text for text in texts if text.lower() not in _MARKS]
-    whole = [match[1] for text in known if (match := _WHOLE.fullmatch(text))]
-    known = whole if len(whole) == len(known) else known
+    whole_numbers = [match[1] for text in known if (match := _WHOLE.fullmatch(text))]
+    known = whole_numbers if len(whole_numbers) == len(known) else known
     number_of = np.full(len(texts) + 1, np.nan, dtype=np.float32)  # the last one is a gap
     names: tuple[str, ...] = ()
     if known:

@@ -60,9 +60,9 @@ class Streams:
             yield
         self._turns += 1
         if self._turns == 1:
-            taken = torch.cuda.memory_reserved(self._device) - before
-            room = (free_on(self._device) or 0) * USABLE / self._processes
-            self._most = min(self._most, 1 + int(room / max(taken, 1)))
+            used = torch.cuda.memory_reserved(self._device) - before
+            free = (free_on(self._device) or 0) * USABLE / self._processes
+            self._most = min(self._most, 1 + int(free / max(used, 1)))
             self.count = min(self.count, self._most)
 
     def __enter__(self) -> Streams:

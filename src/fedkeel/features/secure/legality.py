@@ -69,11 +69,11 @@ def check_sums(training: LocalTraining, nodes: int | None, clients: int) -> None
             expected=f"at most {clients}",
         )
     shared = training.network.buffers if training.buffers == "average" else {}
-    whole = [name for name, tensor in shared.items() if not tensor.is_floating_point()]
-    if whole:
+    of_integers = [name for name, tensor in shared.items() if not tensor.is_floating_point()]
+    if of_integers:
         raise CompositionError(
             "Averaged buffers of whole numbers cannot be in a secure sum.",
-            got=whole[0],
+            got=of_integers[0],
             why="the server takes the largest of each, which no sum tells",
             do="set model.buffers = 'local', or use fedkeel.replace_batch_norm(module)",
         )

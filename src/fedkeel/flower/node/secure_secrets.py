@@ -112,17 +112,17 @@ class SecretsFile:
         Raises:
             SecureSumError: the node has no part in this sum.
         """
-        taken = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        private_file = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
-            os.rename(self._file, taken)
-            data = taken.read_bytes()
-            taken.unlink()
+            os.rename(self._file, private_file)
+            data = private_file.read_bytes()
+            private_file.unlink()
             secrets = _SECRETS.validate_json(data)
         except FileNotFoundError:
             raise _no_part() from None
         except (OSError, ValidationError) as error:
             with suppress(OSError):
-                taken.unlink()
+                private_file.unlink()
             raise SecureSumError(
                 f"The secrets of a sum are lost: {type(error).__name__}."
             ) from None

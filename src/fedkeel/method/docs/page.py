@@ -168,8 +168,8 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _capabilities(sets: Iterable[frozenset[Capability]]) -> str:
-    found = sorted(frozenset[Capability]().union(*sets), key=lambda one: one.name)
-    return _listed(f"`{one.name}` ({one.value})" for one in found)
+    capabilities = sorted(frozenset[Capability]().union(*sets), key=lambda one: one.name)
+    return _listed(f"`{one.name}` ({one.value})" for one in capabilities)
 
 
 # --- Markdown --------------------------------------------------------------------------------

@@ -147,13 +147,13 @@ class SGC(AggregateTransform):
         coefficients: dict[str, span.Floats] = {}
         infeasible = active = 0
         groups = cohort.groups(self.groups)
-        least = float(_rounding(update)) if bound > 0 else -1.0
+        zero_length = float(_rounding(update)) if bound > 0 else -1.0
         for names in groups:
             inner = updates.inner_products(update, names)
             if (inner >= bound).all():
                 continue
             gram, noise = updates.gram(names), span.relative_rounding(updates.rows, names)
-            if (np.diagonal(gram) <= least).any() or (
+            if (np.diagonal(gram) <= zero_length).any() or (
                 self.singular == "keep" and qp.singular(gram, noise)
             ):
                 infeasible += 1

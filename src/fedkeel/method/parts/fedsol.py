@@ -92,12 +92,12 @@ class FedSOL(GradientRule):
         difference as with a constant, which has the same gradient.
         """
         theirs = torch.softmax(step.teacher().logits / self.temperature, dim=1)
-        least = ROUNDING * torch.finfo(theirs.dtype).eps
+        rounding = ROUNDING * torch.finfo(theirs.dtype).eps
 
         def pushed(output: Output) -> Tensor:
             ours = torch.softmax(output.logits.detach() / self.temperature, dim=1)
             apart = ours - theirs
-            significant = apart.abs() > least * torch.maximum(ours, theirs)
+            significant = apart.abs() > rounding * torch.maximum(ours, theirs)
             apart = torch.where(significant, apart, 0.0) / self.temperature
             return (apart * output.logits).sum(dim=1)
 

@@ -103,8 +103,8 @@ def closeness(features: Tensor, real: Tensor) -> Tensor:
     sizes = products.diagonal()
     d = sizes[i] + sizes[j] - 2.0 * products[i, j]
     pairs = real[i] * real[j]
-    least = ROUNDING * torch.finfo(d.dtype).eps
-    apart = (pairs > 0.0) & (d > least * (sizes[i] + sizes[j]))
+    rounding = ROUNDING * torch.finfo(d.dtype).eps
+    apart = (pairs > 0.0) & (d > rounding * (sizes[i] + sizes[j]))
     if len(d) == 0:
         return sizes.new_zeros(())
     ordered = torch.where(apart, d, torch.inf).sort().values

@@ -93,5 +93,5 @@ class FedVARP(Reduction, Table, ServerState):
         """Return the mean memory of all C clients."""
         cohort = outcome.cohort
         changes = self.changes(outcome.updates, cohort)
-        held = tree.leaves(cohort.state, "y")
-        return {"y": tree.add(held, changes, 1.0 / cohort.population.clients)}
+        memory = tree.leaves(cohort.state, "y")
+        return {"y": tree.add(memory, changes, 1.0 / cohort.population.clients)}

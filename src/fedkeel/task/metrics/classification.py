@@ -50,9 +50,9 @@ def _hits_within(output: Outputs, y: Tensor, k: int) -> Tensor:
     """Return [B] whether the label is among the k highest scores; never where one is NaN."""
     scores, label = scores_of(output), y.to(torch.int64)
     size = scores.shape[1]
-    own = scores.gather(1, label.clamp(0, size - 1)[:, None])
+    label_score = scores.gather(1, label.clamp(0, size - 1)[:, None])
     classes = torch.arange(size, device=scores.device)
-    before = (scores > own) | ((scores == own) & (classes < label[:, None]))
+    before = (scores > label_score) | ((scores == label_score) & (classes < label[:, None]))
     is_class = (label >= 0) & (label < size)
     return (before.sum(dim=1) < k) & is_class & ~scores.isnan().any(dim=1)
 
@@ -77,8 +77,8 @@ def classes_of(output: Outputs, y: Tensor) -> Tensor:
     """
     scores = scores_of(output)
     if scores.ndim == y.ndim + 1 and scores.shape[1] > 1:
-        found = scores.argmax(dim=1)
-        return found.masked_fill(scores.isnan().any(dim=1), -1)
+        predicted_class = scores.argmax(dim=1)
+        return predicted_class.masked_fill(scores.isnan().any(dim=1), -1)
     scores = predicted(output, y)
     return (scores > 0).to(torch.int64).masked_fill(scores.isnan(), -1)
 
@@ -127,10 +127,10 @@ def class_cells(output: Outputs, y: Tensor, classes: int) -> Tensor:
     Counts of a true class come first, then those of a predicted one, then those of right answers.
     It is -1 where a place does not count, where scores are NaN, and where an answer is not right.
     """
-    found, truth = classes_of(output, y), y.to(torch.int64)
-    found = found.masked_fill(truth < 0, -1)
-    predictions = torch.where(found < 0, -1, classes + found)
-    right = torch.where((found == truth) & (found >= 0), 2 * classes + truth, -1)
+    prediction, truth = classes_of(output, y), y.to(torch.int64)
+    prediction = prediction.masked_fill(truth < 0, -1)
+    predictions = torch.where(prediction < 0, -1, classes + prediction)
+    right = torch.where((prediction == truth) & (prediction >= 0), 2 * classes + truth, -1)
     return torch.stack([truth.clamp(min=-1), predictions, right], dim=1)
 
 
@@ -178,9 +178,9 @@ def _multilabel_f1(info: TaskInfo) -> CountMetric:
     labels = info.target[-1]
 
     def cells(output: Outputs, y: Tensor) -> Tensor:
-        found, truth = classes_of(output, y), y.to(torch.int64)
-        found = torch.where(found < 0, 1 - truth, found)
-        places = torch.arange(labels, device=y.device) * 4 + truth * 2 + found
+        prediction, truth = classes_of(output, y), y.to(torch.int64)
+        prediction = torch.where(prediction < 0, 1 - truth, prediction)
+        places = torch.arange(labels, device=y.device) * 4 + truth * 2 + prediction
         return places.masked_fill(truth < 0, -1)
 
     def finish(counts: Tensor) -> Tensor:

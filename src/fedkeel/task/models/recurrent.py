@@ -41,8 +41,8 @@ class LSTM(nn.Module):
         """Return h_1 ... h_T, [B, T, hidden], for x_1 ... x_T and h_0 = c_0 = 0."""
         h = c = x.new_zeros(x.shape[0], self.hidden.in_features)
         outputs = []
-        for given in self.inputs(x).unbind(1):
-            i, f, g, o = (given + self.hidden(h)).chunk(4, dim=1)
+        for of_input in self.inputs(x).unbind(1):
+            i, f, g, o = (of_input + self.hidden(h)).chunk(4, dim=1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
             outputs.append(h)
