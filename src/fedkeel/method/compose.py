@@ -201,7 +201,7 @@ class Plan:
 
     @property
     def steps_without_replies(self) -> bool:
-        """Whether the server makes a step in a round of nobody too."""
+        """Whether the server makes a step in a round without replies too."""
         after = (*self.aggregate_transforms, self.server_optimiser)
         traits = traits_of(self.reduction)
         is_of_all = traits.counts_absent and not any(isinstance(p, Upload) for p in after)

@@ -89,7 +89,7 @@ class Traits:
         uses_weights: the clients' weights change the aggregate of a `Reduction`. A run that sets
             `weights` for a part without them is warned.
         counts_absent: the aggregate of a `Reduction` is also of clients that did not reply. The
-            server then makes a step in a round of nobody too: `reduce` is also called with no
+            server then makes a step in a round without replies too: `reduce` is also called with no
             updates. A part that acts on the aggregate by what the round's clients have sent, an
             `Upload`, has nothing to go by then, and beside it such a round changes nothing.
         hides_updates: the aggregate of a `Reduction` is all that may be used after it, such as a

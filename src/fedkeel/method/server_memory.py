@@ -1,4 +1,4 @@
-"""The server's memory before the first round, and after rounds of nobody or of lost states."""
+"""The server's memory before the first round, and after rounds without replies or states."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def initial_table_row(plan: Plan, params: Tree) -> ByPart:
 
 
 def states_without_replies(plan: Plan, server: Server) -> ByPart:
-    """Return what the parts with a server state remember after a round of nobody."""
+    """Return what the parts with a server state remember after a round without replies."""
     before = {part.name: server.memory[part.name] for part in plan.server_states}
     after = {p.name: call(p.next_without_replies, before[p.name]) for p in plan.server_states}
     check_same_form("remembers at the server", before, after)

@@ -108,8 +108,8 @@ def server_round(
     if len(order) == 0 and not plan.steps_without_replies:
         with explain_errors(f"The server's step in round {server.round + 1} failed"):
             memory = {**server.memory, **states_without_replies(plan, server)}
-        after, nobody = replace(server, memory=memory, round=server.round + 1), order
-        return RoundResult(after, excluded, {}, nobody, {})
+        after = replace(server, memory=memory, round=server.round + 1)
+        return RoundResult(after, excluded, {}, order, {})
     replies, staleness = _select_replies(replies, order, plan.sum_only_uploads), replies.staleness
     table_rows = table_rows or TableRows({}, np.zeros(len(finite), dtype=np.bool_))
     weights = weights[order]

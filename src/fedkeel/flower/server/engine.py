@@ -151,8 +151,8 @@ class NodeClients(KeepsClientStates):
         if self.trainings is not None:
             return self._train_received(message, clients, tick)
         if self._settings.secure_aggregation and jobs:
-            nobody = self._buffers.gather(np.zeros(0, dtype=np.int64))
-            trained, self._new_states = self._secure.make(message, jobs, tick, nobody)
+            no_replies = self._buffers.gather(np.zeros(0, dtype=np.int64))
+            trained, self._new_states = self._secure.make(message, jobs, tick, no_replies)
             self._round = message.round
             return trained
         needed = smallest_count(self._settings.enough, len(clients))
@@ -198,8 +198,8 @@ class NodeClients(KeepsClientStates):
     def _without_outliers(self, trained: TrainedCohort, message: Message) -> TrainedCohort:
         """Mark replies as not finite that are far from the others', and record them.
 
-        Where only outliers are left, nobody is: that is a round which changes nothing, while one
-        without a finite reply has diverged.
+        Where all replies are outliers, the round changes nothing; where none is finite, training
+        has diverged.
         """
         replies = trained.replies
         for client in replies.clients[~replies.finite].tolist():

@@ -21,7 +21,7 @@ SECURE_SUM = "secure sum"
 
 
 class SkippedRoundError(TrainingError):
-    """A round of secure sums that cannot be made, nor asked for again: it is one of nobody."""
+    """A round of secure sums that cannot be made or repeated: it counts as one without replies."""
 
 
 @dataclass(frozen=True)

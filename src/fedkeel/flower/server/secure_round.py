@@ -220,8 +220,8 @@ class SecureRound:
     def is_lost(self) -> bool:
         """Whether too few are left because clients have lost their state.
 
-        The round is then one of nobody, after which the method begins anew. Asking again would
-        bring nothing back.
+        The round then counts as one without replies, and the method begins anew. Asking again
+        would bring nothing back.
         """
         lost = set(self.lost) - set(self.trained)
         return bool(lost) and len(self._collector.survivors) < self._minimum

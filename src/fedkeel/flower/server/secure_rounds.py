@@ -44,15 +44,15 @@ class SecureRounds:
         message: Message,
         jobs: Mapping[int, ClientJob],
         tick: ReportProgress,
-        nobody: TrainedCohort,
+        no_replies: TrainedCohort,
     ) -> tuple[TrainedCohort, dict[int, NewState]]:
-        """Train clients whose updates nobody sees but in a sum.
+        """Train clients whose updates are seen only in a sum.
 
         Args:
             message: what they train from.
             jobs: what each client is asked for.
             tick: is told how many more have trained.
-            nobody: a round in which nobody takes part.
+            no_replies: what a round without replies has trained.
 
         Returns:
             The round, and the state that each of its clients has written.
@@ -62,7 +62,7 @@ class SecureRounds:
         """
         traffic = self.asking.traffic
         kept = self.sums.load(self.asking.requests.run, message.round)
-        trained, lost = nobody, list[int]()
+        trained, lost = no_replies, list[int]()
         results: Sequence[ClientResult] = ()
         try:
             if kept is None:

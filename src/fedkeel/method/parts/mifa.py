@@ -84,7 +84,7 @@ class MIFA(Reduction, Table, ServerState):
         return {"G": tree.scale(fresh, 1.0 / outcome.cohort.lr)}
 
     def init_server(self, params: Tree, population: Population) -> State:
-        """Return a sum of 0, of nobody."""
+        """Return a sum of 0, which has no terms."""
         return {"sum": tree.zeros_like(params), "seen": torch.zeros((), dtype=torch.int64)}
 
     def next_server(self, outcome: Outcome) -> State:

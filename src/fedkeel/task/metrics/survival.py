@@ -66,7 +66,7 @@ def _ordered_pairs(age: Ints, rank: Ints, chosen: NDArray[np.bool_]) -> tuple[in
     # in order of rank among those of one age, none of these counts
     order = np.lexsort((rank, age))
     size = 1 << max(0, len(order) - 1).bit_length()
-    ranks = np.full(size, len(order), dtype=np.int64)  # what fills up ranks below nobody
+    ranks = np.full(size, len(order), dtype=np.int64)  # padding, which ranks below nothing
     ranks[: len(order)] = rank[order]
     asks = np.zeros(size, dtype=bool)
     asks[: len(order)] = chosen[order]
