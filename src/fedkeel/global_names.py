@@ -1,4 +1,4 @@
-"""Whose a module is, and the values of the global names in a user's function."""
+"""Whether a module is the user's, and the values of the global names in a user's function."""
 
 from __future__ import annotations
 

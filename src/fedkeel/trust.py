@@ -1,4 +1,4 @@
-"""Whose the code is that a run folder names: a folder of somebody else needs the user's word.
+"""Whether the code that a run folder names may run: that of others needs the user's consent.
 
 A run whose settings name code leaves a mark in its folder. It is made with a key that only this
 user of this machine has, of the settings and of the files in which the code was found. So a folder

@@ -1,4 +1,4 @@
-"""Ids of examples that a user gives: whose each is, and what belongs together."""
+"""Ids that a user gives for examples: the client of each one, and its group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: written aside and renamed, and checked when they are read."""
+"""The files of a checkpoint: written under another name, renamed, and checked when read."""
 
 from __future__ import annotations
 

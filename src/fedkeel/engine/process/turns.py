@@ -1,4 +1,4 @@
-"""Runs in the threads of one process take turns, so that each has the bits that it has alone.
+"""Runs in the threads of one process take turns, so that each gives the bits of a single run.
 
 A module draws dropout and its first weights from torch's global generator, and the number of
 threads and the precision of products belong to the whole process too. So one thread at a time

@@ -1,4 +1,4 @@
-"""MIFA: the mean over all clients, with the last word of those that are not there.
+"""MIFA: the mean over all clients, where absent ones count with their last update.
 
 Source
     Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, NeurIPS
