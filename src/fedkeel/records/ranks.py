@@ -70,7 +70,6 @@ class RankTest:
             return []
         pairs = combinations(zip(self.methods, self.ranks, strict=True), 2)
         limit = self.critical_difference
-        limit = self.critical_difference
         return [(a, b) for (a, first), (b, second) in pairs if second - first >= limit]
 
 

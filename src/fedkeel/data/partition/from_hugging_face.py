@@ -86,7 +86,16 @@ def from_hf(
         named = tokenizer if isinstance(tokenizer, str) else None
         settings = Text(column=text, tokenizer=named, length=length)
         tokenizer = None if isinstance(tokenizer, str) else tokenizer
-    columns = Columns(target, client, holdout_by, drop, categories, missing, settings, tokenizer)
+    columns = Columns(
+        target,
+        drop,
+        categories,
+        missing,
+        group=holdout_by,
+        client=client,
+        text=settings,
+        tokenizer=tokenizer,
+    )
     if partitioner is not None:
         return _by_partitioner(splits, partitioner, columns, (holdout, seed, stratify))
     if partition is None:

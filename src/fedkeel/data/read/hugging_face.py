@@ -14,7 +14,7 @@ from fedkeel.config import Data, Text
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.read.load import check_augment, load
 from fedkeel.data.read.raw_examples import train_and_test_rows
-from fedkeel.data.read.user_data import dataset, like
+from fedkeel.data.read.user_data import Reading, dataset, like
 from fedkeel.data.user_objects import target_of
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.optional import imported
@@ -26,27 +26,17 @@ PREFIX = "hf:"
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What the columns of a data set mean.
+class Columns(Reading):
+    """What the columns of a data set mean, beside what those of any table do.
 
     Args:
-        target: name of the target; None where its name says so.
         client: name of the column that says whose an example is; None where there is none.
-        group: name of the column of groups that are held out as wholes; None where there is none.
-        drop: columns that are not inputs.
-        categories: columns of a table that hold categories, with or without their names.
-        missing: what becomes of missing values of a table; see `fedkeel.config.Data`.
         text: which column holds text, and how it becomes tokens; None of other inputs.
         tokenizer: in place of that which `text` names: a tokenizer of `transformers`, or any
             callable with its arguments.
     """
 
-    target: str | None = None
     client: str | None = None
-    group: str | None = None
-    drop: Sequence[str] = ()
-    categories: Sequence[str] | Mapping[str, Sequence[str]] = ()
-    missing: str = "refuse"
     text: Text | None = None
     tokenizer: Any = None
 
@@ -90,12 +80,12 @@ def load_hugging_face(settings: Data, group: str | None = None) -> tuple[Dataset
     target = settings.label if settings.label != "label" else None
     columns = Columns(
         target,
-        settings.client,
-        group,
         settings.drop,
         settings.categories,
         settings.missing,
-        settings.text,
+        group=group,
+        client=settings.client,
+        text=settings.text,
     )
     train, test = train_and_test(splits, columns)
     check_augment(settings, isinstance(train.shape, tuple) and len(train.shape) == 3)

@@ -36,7 +36,7 @@ from fedkeel.data.read.join import (
 )
 from fedkeel.data.read.raw_examples import RawExamples, train_and_test_rows
 from fedkeel.data.read.sources import read_known_set
-from fedkeel.data.read.tables import TABLE_SUFFIXES, TableFormat, read_table
+from fedkeel.data.read.tables import TABLE_SUFFIXES, read_table
 from fedkeel.errors import DataError, counted, did_you_mean
 from fedkeel.named_files import expanded
 from fedkeel.rng import generator
@@ -408,17 +408,7 @@ def _read_file(
 ) -> RawExamples:
     """Read a user's file by its suffix."""
     if path.suffix.lower() in TABLE_SUFFIXES:
-        form = TableFormat(
-            settings.label,
-            settings.client,
-            group,
-            settings.drop,
-            tuple(settings.categories_of),
-            settings.missing != "refuse",
-            may_lack_columns,
-            settings.target == "quantity",
-        )
-        return read_table(path, form, train)
+        return read_table(path, settings, train, group, may_lack_columns)
     is_quantity = settings.target == "quantity"
     columns = settings.label, settings.client
     return read_arrays(path, *columns, train, is_quantity, group, settings.missing_targets)

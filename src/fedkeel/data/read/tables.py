@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedkeel.config import Data
 from fedkeel.data.read.formats import unreadable_file
 from fedkeel.data.read.identifiers import encode_column, not_utf8
 from fedkeel.data.read.limits import check_size
@@ -30,40 +31,23 @@ _BLOCK = 1 << 20
 _Column = Any  # pyarrow has no types
 
 
-@dataclass(frozen=True)
-class TableFormat:
-    """What the columns of a table are; all the others are inputs.
-
-    Args:
-        label: name of the column of labels, texts or whole numbers.
-        client: name of the column of clients, texts or whole numbers; None where there is none.
-            Test data may do without it.
-        group: name of the column of groups that are held out as wholes, as `client`.
-        drop: names of columns that are left out.
-        categories: names of columns of inputs that hold categories and no numbers.
-        may_have_gaps: whether inputs may be missing, and test data may lack a column of them.
-        is_quantity: whether the column of labels holds quantities instead.
-        may_lack_columns: whether columns in `drop` and `categories` may be missing; test data may
-            always lack those in `drop`.
-    """
-
-    label: str
-    client: str | None = None
-    group: str | None = None
-    drop: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    may_have_gaps: bool = False
-    may_lack_columns: bool = False
-    is_quantity: bool = False
-
-
-def read_table(path: Path, form: TableFormat, train: RawExamples | None = None) -> RawExamples:
+def read_table(
+    path: Path,
+    settings: Data,
+    train: RawExamples | None = None,
+    group: str | None = None,
+    may_lack_columns: bool = False,
+) -> RawExamples:
     """Read a CSV or Parquet file: labels, perhaps clients, the rest numbers and categories.
 
     Args:
         path: a file that ends in ``.csv`` or ``.parquet``.
-        form: what its columns are.
+        settings: what its columns are; all that it does not name are inputs. Test data may do
+            without the column of clients.
         train: the training data, where test data is read: columns and labels must be the same.
+        group: name of the column of groups that are held out as wholes, as that of clients.
+        may_lack_columns: whether columns to drop and those of categories may be missing; test data
+            may always lack those to drop.
 
     Returns:
         [N, F] inputs: float32 where that holds every number of the columns' types, else float64.
@@ -72,53 +56,56 @@ def read_table(path: Path, form: TableFormat, train: RawExamples | None = None) 
         DataError: the file cannot be read; a column is missing, holds text, or has a gap; a label
             of the test data is unknown.
     """
-    label = None if form.is_quantity else form.label
-    keys = (label, form.client, form.group, *form.categories)
+    label = None if settings.target == "quantity" else settings.label
+    keys = (label, settings.client, group, *settings.categories_of)
     as_written = [key for key in keys if key is not None]
-    return examples_of_table(path, read_columns(path, as_written, form.drop), form, train)
+    columns = read_columns(path, as_written, settings.drop)
+    return examples_of_table(path, columns, settings, train, group, may_lack_columns)
 
 
 def examples_of_table(
     where: Path | str,
     columns: Mapping[str, _Column],
-    form: TableFormat,
+    settings: Data,
     train: RawExamples | None = None,
+    group: str | None = None,
+    may_lack_columns: bool = False,
 ) -> RawExamples:
     """Return the examples of a table that has been read.
 
     Args:
         where: the file or the client, for messages.
         columns: pyarrow columns by name, at least one row long.
-        form: as in `read_table`.
+        settings: as in `read_table`.
         train: as in `read_table`.
-
-    Raises:
-        DataError: as in `read_table`.
+        group: as in `read_table`.
+        may_lack_columns: as in `read_table`.
     """
-    label, client, group = form.label, form.client, form.group
+    label, client = settings.label, settings.client
+    may_have_gaps = settings.missing != "refuse"
     if train is not None:
         client = client if client in columns else None
         group = group if group in columns else None
     needed = [(label, "data.label"), (client, "data.client"), (group, "partition.holdout_by")]
-    if train is None and not form.may_lack_columns:
-        needed += [(name, "data.drop") for name in form.drop]
-        needed += [(name, "data.categories") for name in form.categories]
+    if train is None and not may_lack_columns:
+        needed += [(name, "data.drop") for name in settings.drop]
+        needed += [(name, "data.categories") for name in settings.categories_of]
     for name, setting in needed:
         if name is not None and name not in columns:
             raise missing(where, "column", name, list(columns), setting)
-    dropped = tuple(name for name in form.drop if name in columns)
-    left_out = {label, client, group, *form.drop}
+    dropped = tuple(name for name in settings.drop if name in columns)
+    left_out = {label, client, group, *settings.drop}
     names = [name for name in columns if name not in left_out]
     if train is not None:
-        names = _columns_of_train(where, names, train.columns, form.may_have_gaps)
+        names = _columns_of_train(where, names, train.columns, may_have_gaps)
     if not names:
         raise DataError(f"{where} has no columns beside {label!r}.", expected="columns of inputs")
     numbers, categories = {}, {}
     for name in names:
-        if name in form.categories:
-            values, categories[name] = as_categories(where, name, columns[name], form.may_have_gaps)
+        if name in settings.categories_of:
+            values, categories[name] = as_categories(where, name, columns[name], may_have_gaps)
         else:
-            values = as_numbers(where, name, columns[name], form.may_have_gaps)
+            values = as_numbers(where, name, columns[name], may_have_gaps)
         numbers[name] = values
     dtype = float_type(column.dtype for column in numbers.values())
     x = np.empty((len(columns[label]), len(names)), dtype=dtype)
@@ -126,7 +113,7 @@ def examples_of_table(
         x[:, index] = numbers.pop(name)
     labels = (
         as_numbers(where, label, columns[label], False).astype(np.float64)
-        if form.is_quantity
+        if settings.target == "quantity"
         else encode_column(where, label, columns[label])
     )
     clients, groups = (

@@ -33,7 +33,7 @@ from fedkeel.data.read.scaling import (
     normalise,
     normalise_clients,
 )
-from fedkeel.data.read.tables import PANDAS_INDEX, TableFormat, examples_of_table
+from fedkeel.data.read.tables import PANDAS_INDEX, examples_of_table
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.data.user_objects import (
     has_images,
@@ -375,17 +375,7 @@ def _read_raw(
         columns[label] = pa.chunked_array(
             [[names[number] for number in columns[label].to_pylist()]]
         )
-    form = TableFormat(
-        label,
-        None,
-        group,
-        settings.drop,
-        tuple(settings.categories_of),
-        settings.missing != "refuse",
-        may_lack_columns=True,
-        is_quantity=settings.target == "quantity",
-    )
-    return examples_of_table(name, columns, form, train)
+    return examples_of_table(name, columns, settings, train, group, may_lack_columns=True)
 
 
 def _join_arrays(
