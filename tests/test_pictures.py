@@ -17,7 +17,6 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 from torch import Tensor, nn
 
 import fedkeel as fk
-import fedkeel.report.page as page
 from each import each
 from fedkeel import config
 from fedkeel.flower.node.configuration import make_node
@@ -189,7 +188,7 @@ def test_a_count_is_compared_with_what_the_model_means() -> None:
 def test_the_page_does_without_a_file_that_is_missing_or_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "get_plotlyjs", lambda: "")
+    monkeypatch.setattr("fedkeel.report.html.get_plotlyjs", lambda: "")
     made(tmp_path / "run", 3, LABELS, LABELS_TEST, kind="sequential")
     methods = load_runs([tmp_path / "run"])
     html = render_report(methods)
@@ -352,7 +351,7 @@ def test_pictures_are_of_the_models_that_the_table_is_of(
     assert f"AUROC {100 * np.mean(areas):.1f} %" in description
     is_own = judge == "personal" or method in ("local", "fedper")
     assert ("each client's own" in description) == is_own
-    monkeypatch.setattr(page, "get_plotlyjs", lambda: "")
+    monkeypatch.setattr("fedkeel.report.html.get_plotlyjs", lambda: "")
     html = render_report(methods)
     assert ("Counts of the test set." in html) == (not is_own)
     assert "ROC curves are means over seeds" in html

@@ -11,22 +11,21 @@ from fedkeel.records.fairness import client_values, gain, spread
 from fedkeel.records.score import MetricInfo
 from fedkeel.report import page
 from fedkeel.report.client_gains import (
+    client_table,
     gain_chart,
-    markdown_client_table,
     personal_rows,
-    terminal_client_table,
 )
 from fedkeel.report.client_scores import client_scores
 from fedkeel.report.runs import load_runs
 from fedkeel.report.summary import shared_score
-from fedkeel.report.tables import footnotes, markdown_table, result_rows
+from fedkeel.report.tables import footnotes, result_rows, result_table
 
 ACCURACY, MAE = MetricInfo("accuracy", unit="%"), MetricInfo("mae", higher_is_better=False)
 
 
 @pytest.fixture(autouse=True)
 def small_plotly(monkeypatch):
-    monkeypatch.setattr(page, "get_plotlyjs", lambda: "/* plotly */")
+    monkeypatch.setattr("fedkeel.report.html.get_plotlyjs", lambda: "/* plotly */")
 
 
 def columns(*values):
@@ -100,9 +99,9 @@ def test_gains_are_paired_client_by_client(make, tmp_path):
 
 def test_the_tables_have_these_numbers(make, tmp_path):
     rows = personal_rows(runs(make, tmp_path))
-    line = markdown_client_table(rows).splitlines()[5]
+    line = client_table(rows).markdown().splitlines()[5]
     assert line == "| `ditto` | personal | 70.0 | 8.9 | 60.0 | 0.987 | 66.7 | 33.3 |"
-    assert terminal_client_table(rows).row_count == 4
+    assert client_table(rows).terminal().row_count == 4
     values = rows[-1].to_json()
     assert values["share_that_gains_over_local"] == pytest.approx(1 / 3)
     assert values["gain_over_global"] == pytest.approx(0.5 / 3)
@@ -135,7 +134,7 @@ def test_scores_of_personal_and_global_models_are_not_ranked_together(make, tmp_
     assert shared_score(mixed) is None
     table = result_rows(mixed)
     assert not any(row.marked for row in table)
-    assert "accuracy (personal) " in markdown_table(table)
+    assert "accuracy (personal) " in result_table(table).markdown()
     assert "evaluation.model = 'personal'" in str(footnotes(table)[0])
     assert federation_gain(mixed) == ""
     same = [method.summary for method in personal]

@@ -12,7 +12,7 @@ from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.score import MetricInfo
 from fedkeel.report.runs import MethodResults, RunResults
 from fedkeel.report.summary import MethodSummary, summarise
-from fedkeel.report.tables import markdown_table, result_rows
+from fedkeel.report.tables import result_rows, result_table
 from fedkeel.report.verdict import verdict
 
 
@@ -129,7 +129,7 @@ def test_baselines_do_not_compete() -> None:
     assert rows[3].gap is not None
     assert rows[3].gap.mean == pytest.approx(0.1)
     assert rows[0].to_json()["sent"] is rows[0].to_json()["traffic"] is None
-    table = markdown_table(rows)
+    table = result_table(rows).markdown()
     assert "local: each client trains alone" in table
     assert "the best mean of the column but for the baselines" in table
     assert "centralised: one model is trained on the examples of all clients" in table

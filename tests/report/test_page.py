@@ -63,7 +63,7 @@ class Reader(HTMLParser):
 @pytest.fixture(autouse=True)
 def small_plotly(monkeypatch):
     """The 4.8 MB of plotly are of no interest but to one test."""
-    monkeypatch.setattr(page, "get_plotlyjs", lambda: "/* plotly */")
+    monkeypatch.setattr("fedkeel.report.html.get_plotlyjs", lambda: "/* plotly */")
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from fedkeel.report.claims import claims_of
 from fedkeel.report.paper_figures import save_figures, save_rank_figure
 from fedkeel.report.ranking import rank_methods, rank_sentence
 from fedkeel.report.runs import load_runs
-from fedkeel.report.table_files import csv_table, latex_table
-from fedkeel.report.tables import result_rows
+from fedkeel.report.tables import csv_table, result_rows, result_table
 
 METHODS = {"fedavg": {"top": 0.7}, "fedprox(mu=0.1)+gcfed": {"top": 0.8}, "fedgc": {"top": 0.9}}
 
@@ -33,7 +32,7 @@ def summaries(folders):
 
 def test_the_latex_table_is_a_tabular(make, tmp_path) -> None:
     _, of_methods = summaries(make.comparison(tmp_path, METHODS, rounds=5))
-    text = latex_table(result_rows(of_methods))
+    text = result_table(result_rows(of_methods)).latex()
     lines = text.splitlines()
     columns = re.fullmatch(r"\\begin\{tabular\}\{l(r+)\}", lines[0])
     assert columns is not None

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import fedkeel.report.page as page
 from fedkeel.errors import RunError
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.score import ACCURACY, MetricInfo, TaskRecord
@@ -24,7 +23,7 @@ from fedkeel.report.page_content import common_settings, metric_columns, rounds_
 from fedkeel.report.runs import load_runs
 from fedkeel.report.sparklines import score_axis
 from fedkeel.report.summary import MethodSummary, shared_score, summarise
-from fedkeel.report.tables import markdown_table, result_rows, terminal_table
+from fedkeel.report.tables import result_rows, result_table, terminal_table
 from fedkeel.report.verdict import lead_over, verdict
 from fedkeel.study.tuning_result import TunedMethod
 from fedkeel.study.tuning_table import cells, footnotes, tuning_table
@@ -144,7 +143,7 @@ def test_methods_with_different_scores_are_not_ranked(one, other, scores):
     }
     assert shared_score([one, other]) is None
     assert score_axis([one, other]) is None
-    text = markdown_table(rows)
+    text = result_table(rows).markdown()
     assert text.startswith("| method | best |")
     assert "Score: the methods are judged by different ones, so they are not ranked." in text
     assert one.judged_by in text
@@ -158,13 +157,13 @@ def test_the_lowest_error_is_bold_and_columns_say_what_they_hold():
     assert ["best" in row.marked for row in rows] == [False, True]
     assert rows[1].gap is None
     assert rows[0].gap.mean == pytest.approx(0.1)
-    lines = markdown_table(rows).splitlines()
+    lines = result_table(rows).markdown().splitlines()
     assert lines[0].startswith("| method | best MAE | last MAE | to target rounds |")
     assert lines[3].startswith("| `fedgc` | **0.4100 ± 0.0100** |")
     assert "Best: the lowest test MAE of any round. Too optimistic when MAE goes up" in (
-        markdown_table(rows)
+        result_table(rows).markdown()
     )
-    assert "Rounds to 0.45 test MAE" in markdown_table(rows)
+    assert "Rounds to 0.45 test MAE" in result_table(rows).markdown()
     out = io.StringIO()
     Console(file=out, width=100, no_color=True).print(terminal_table(rows, 100))
     assert out.getvalue().splitlines()[2].split()[1:3] == ["MAE", "MAE"]
@@ -196,7 +195,7 @@ def test_the_settings_are_chosen_by_the_score():
     assert cells(row)[1] == "0.4321 ± 0.0200"
     assert "so these scores are too low" in str(footnotes([row], None)[0])
     assert "the MAE after the last round; mean" in str(footnotes([row], None)[1])
-    assert str(tuning_table([row]).columns[1].header) == "last\nMAE"
+    assert tuning_table([row]).headings[1] == "last\nMAE"
 
 
 # ---- pages --------------------------------------------------------------------------------------
@@ -223,7 +222,7 @@ def errors(row):
 
 @pytest.fixture(autouse=True)
 def small_plotly(monkeypatch):
-    monkeypatch.setattr(page, "get_plotlyjs", lambda: "/* plotly */")
+    monkeypatch.setattr("fedkeel.report.html.get_plotlyjs", lambda: "/* plotly */")
 
 
 def regression(make, root: Path, methods=("fedavg", "fedgc"), *, task=REGRESSION, **own):

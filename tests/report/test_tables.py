@@ -8,8 +8,8 @@ from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.summary import MethodSummary, summarise
 from fedkeel.report.tables import (
     footnotes,
-    markdown_table,
     result_rows,
+    result_table,
     terminal_table,
     visible_columns,
 )
@@ -96,7 +96,7 @@ def test_rounds_count_only_among_those_who_reached_it_most_often():
     never = group("never", 0.6, 0.7)
     rows = result_rows([often, once, never])
     assert ["rounds_to_target" in row.marked for row in rows] == [True, False, False]
-    text = markdown_table(rows)
+    text = result_table(rows).markdown()
     assert "| **1 ± 0** |" in text
     assert "1 (1/2)" in text
     assert "– (0/2)" in text
@@ -106,24 +106,24 @@ def test_unfinished_runs_do_not_compete(groups):
     early = group("early", 0.7, traffic=1, ms=1.0, unfinished=1)
     rows = result_rows([*groups, early])
     assert rows[3].marked == ()
-    assert "`early †`" in markdown_table(rows)
+    assert "`early †`" in result_table(rows).markdown()
     assert str(footnotes(rows)[-1]) == "†: not every run is finished."
     assert "best" in result_rows([early, group("late", 0.6, unfinished=1)])[0].marked
 
 
 def test_markdown_is_bold_where_best(groups):
-    lines = markdown_table(result_rows(groups)).splitlines()
+    lines = result_table(result_rows(groups)).markdown().splitlines()
     assert lines[0].startswith("| method | best % | last % | to target rounds |")
     assert lines[1].count("---:") == lines[0].count("|") - 2
     assert lines[2].startswith("| `fedavg` | 81.00 ± 1.00 | 50.00 ± 0.00 | 1 ± 0 | **4.00**")
     assert lines[3].startswith("| `fedgc` | **91.00 ± 1.00** |")
-    assert "one pooled standard error" in markdown_table(result_rows(groups))
-    assert "3 seeds each" in markdown_table(result_rows(groups))
+    assert "one pooled standard error" in result_table(result_rows(groups)).markdown()
+    assert "3 seeds each" in result_table(result_rows(groups)).markdown()
 
 
 def test_a_label_cannot_break_the_markdown(groups):
     odd = group("a|b`c", 0.5)
-    assert "| `a\\|b'c` |" in markdown_table(result_rows([odd]))
+    assert "| `a\\|b'c` |" in result_table(result_rows([odd])).markdown()
 
 
 def test_the_terminal_table_fits_into_100_columns(groups):
@@ -164,13 +164,13 @@ def test_columns_without_values_are_left_out():
     assert "gap" not in keys
     assert "best" in keys
     empty = MethodSummary("m", (summarise([]),))
-    assert "–" in markdown_table(result_rows([empty, bare]))
+    assert "–" in result_table(result_rows([empty, bare])).markdown()
 
 
 def test_a_target_that_nobody_reached_is_shown():
     rows = result_rows([group("a", 0.5), group("b", 0.6)])
     assert [c.name for c in visible_columns(rows)].count("rounds_to_target") == 1
-    assert "– (0/1)" in markdown_table(rows)
+    assert "– (0/1)" in result_table(rows).markdown()
 
 
 def test_a_terminal_never_cuts_a_short_name(groups):

@@ -66,7 +66,9 @@ def test_what_has_to_be_known() -> None:
 
 def test_the_table_prints() -> None:
     out = io.StringIO()
-    Console(file=out, width=120).print(tuning_table([row(), row(method="fedavg", on="test")], 5))
+    Console(file=out, width=120).print(
+        tuning_table([row(), row(method="fedavg", on="test")], 5).terminal()
+    )
     text = out.getvalue()
     assert "at the edge" in text
     assert "fedprox(mu=0.01)" in text

@@ -31,26 +31,27 @@ def listed(as_json: bool = JSON) -> None:
     """List the known data sets, and where they were found."""
     from dataclasses import asdict
 
-    from rich import box
-    from rich.table import Table
-
     from fedkeel.data.read.sources import known_sets
+    from fedkeel.report.text_table import TextTable
 
     rows = known_sets()
     if as_json:
         document([asdict(row) for row in rows])
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    for head in ("name", "train", "test", "shape", "classes", "download", "where"):
-        number = head in ("train", "test", "classes", "download")
-        table.add_column(head, no_wrap=head != "where", justify="right" if number else "left")
-    for row in rows:
-        size = "" if row.download is None else f"{row.download / 1e6:.0f} MB"
-        shape = "x".join(str(n) for n in row.shape)
-        table.add_row(
-            row.name, f"{row.train:,}", f"{row.test:,}", shape, str(row.classes), size, row.where
+    heads = ("name", "train", "test", "shape", "classes", "download", "where")
+    cells = [
+        (
+            row.name,
+            f"{row.train:,}",
+            f"{row.test:,}",
+            "x".join(map(str, row.shape)),
+            str(row.classes),
+            "" if row.download is None else f"{row.download / 1e6:.0f} MB",
+            row.where,
         )
-    Console().print(table)
+        for row in rows
+    ]
+    Console().print(TextTable(heads, cells, texts=frozenset({0, 3, 6})).terminal())
     print("your own: a path to .npz, .csv, .parquet, or a folder of images by class")
 
 

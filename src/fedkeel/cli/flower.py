@@ -6,7 +6,6 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedkeel.cli.common import (
     JSON,
@@ -22,7 +21,7 @@ from fedkeel.cli.common import (
     takes_experiment,
     values_of,
 )
-from fedkeel.errors import ConfigError, RunError, printable
+from fedkeel.errors import ConfigError, RunError
 from fedkeel.named_files import expanded
 
 app = typer.Typer(
@@ -173,21 +172,21 @@ def ledger(
     """Print what a site has spent of its epsilon, run by run."""
     from fedkeel.features.budget.ledger import Ledger, statement
     from fedkeel.features.budget.policy import read_policy
+    from fedkeel.report.text_table import TextTable
 
     rules = read_policy(policy)
     spent = statement(Ledger(Path(rules.ledger)).read(), rules)
     limits = {"epsilon": rules.epsilon, "delta": rules.delta, "unit": rules.unit}
     if as_json:
-        rows = [vars(row) for row in spent]
-        document({"ledger": rules.ledger, **limits, "runs": rows})
+        document({"ledger": rules.ledger, **limits, "runs": [vars(row) for row in spent]})
         return
-    table = Table("run", "method", "noise", "releases", "last", "epsilon", "so far", box=None)
-    table.columns[1].overflow = "fold"
+    heads = ("run", "method", "noise", "releases", "last", "epsilon", "so far")
+    rows = []
     for row in spent:
         noise = ", ".join(f"{sigma:g}" for sigma in row.sigmas)
         words = row.run[:8], row.method, noise, str(row.count), row.at[:10]
-        table.add_row(*map(printable, words), f"{row.epsilon:.4g}", f"{row.total:.4g}")
-    Console().print(table, markup=False)
+        rows.append((*words, f"{row.epsilon:.4g}", f"{row.total:.4g}"))
+    Console().print(TextTable(heads, rows, texts=frozenset(range(5))).terminal())
     of = f"of {rules.epsilon:g} at delta {rules.delta:g}, unit {rules.unit}"
     print(f"spent {spent[-1].total if spent else 0:.4g} {of}")
 

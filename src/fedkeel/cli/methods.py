@@ -97,20 +97,18 @@ def _listed() -> list[dict[str, Any]]:
 
 
 def _print_list() -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from fedkeel.method.index import ALIASES, METHODS, installed_methods
+    from fedkeel.report.text_table import TextTable
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("method", "what it does", "parts", "paper"):
-        table.add_column(head, overflow="fold")
+    rows = []
     for name, entry in METHODS.items():
         aliases = ", ".join(alias for alias, method in ALIASES.items() if method == name)
         parts = ", ".join(entry.parts) if list(entry.parts) != [name] else ""
-        table.add_row(f"{name} ({aliases})" if aliases else name, entry.title, parts, entry.paper)
+        rows.append((f"{name} ({aliases})" if aliases else name, entry.title, parts, entry.paper))
     for name, paths in installed_methods().items():
-        table.add_row(name, "of an installed package", ", ".join(paths), "")
-    Console().print(table)
+        rows.append((name, "of an installed package", ", ".join(paths), ""))
+    heads = ("method", "what it does", "parts", "paper")
+    Console().print(TextTable(heads, rows, texts=frozenset(range(4))).terminal())
     print("combine with '+':  fedprox(mu=0.1)+gcfed    describe one:  fedkeel methods fedgc")

@@ -22,14 +22,11 @@ def rank(
 
     Methods that all comparisons have are ranked in each by the mean of their best scores.
     """
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    from fedkeel.errors import printable
     from fedkeel.report.paper_figures import save_rank_figure
     from fedkeel.report.ranking import rank_methods, rank_sentence
+    from fedkeel.report.text_table import TextTable
 
     test = rank_methods(comparisons)
     pairs = list(zip(test.methods, test.ranks, strict=True))
@@ -45,11 +42,8 @@ def rank(
             }
         )
     else:
-        table = Table("method", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("mean rank", justify="right")
-        for name, mean in pairs:
-            table.add_row(Text(printable(name)), f"{mean:.2f}")
-        Console().print(table)
+        ranks = [(name, f"{mean:.2f}") for name, mean in pairs]
+        Console().print(TextTable(["method", "mean rank"], ranks).terminal())
         say(Console(), rank_sentence(test))
     if figure is not None:
         for file in save_rank_figure(test, figure):

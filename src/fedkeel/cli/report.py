@@ -39,8 +39,7 @@ def report(
     from fedkeel.report.page import save_report
     from fedkeel.report.paper_figures import save_figures
     from fedkeel.report.runs import load_runs
-    from fedkeel.report.table_files import csv_table, latex_table
-    from fedkeel.report.tables import markdown_table, result_rows, terminal_table
+    from fedkeel.report.tables import csv_table, result_rows, result_table, terminal_table
 
     folders = [folder for path in runs for folder in runs_of(path)]
     methods = load_runs(folders, target)
@@ -50,9 +49,9 @@ def report(
     if as_json:
         document([row.to_json() for row in rows])
     elif markdown:
-        print(markdown_table(rows), end="")
+        print(result_table(rows).markdown(), end="")
     elif latex or as_csv:
-        print(latex_table(rows) if latex else csv_table(rows), end="")
+        print(result_table(rows).latex() if latex else csv_table(rows), end="")
     else:
         Console().print(terminal_table(rows))
     claimed = [claims.sentence] if claims else []

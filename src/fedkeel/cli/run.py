@@ -37,7 +37,7 @@ def run(
     from fedkeel.engine.process.interrupts import interrupts
     from fedkeel.records.run_record import to_json
     from fedkeel.report.alerts import problems
-    from fedkeel.report.client_gains import personal_rows, terminal_client_table
+    from fedkeel.report.client_gains import client_table, personal_rows
     from fedkeel.report.page import write_report
     from fedkeel.report.runs import load_runs
     from fedkeel.report.tables import terminal_table
@@ -85,7 +85,7 @@ def run(
             "bytes_down": sum(sum(row.bytes_down.values()) for row in result.rows),
         },
         terminal_table(Comparison([result]).table),
-        *([terminal_client_table(clients)] if clients else []),
+        *([client_table(clients).terminal(is_wrapped=True)] if clients else []),
     )
     for sentence in problems(runs):
         say(console, sentence)

@@ -58,7 +58,7 @@ def tune(
             f"interrupted after {len(result.trials)} trials; the same command goes on there",
         )
         raise typer.Exit(130)
-    table = tuning_table(result.rows, result.validation_examples)
+    table = tuning_table(result.rows, result.validation_examples).terminal()
     show(as_json, [asdict(row) for row in result.rows], table)
     for sentence in result.notes:
         say(console, sentence)

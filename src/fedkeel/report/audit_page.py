@@ -7,9 +7,7 @@ from pathlib import Path
 
 from fedkeel.records.audit import AttackResult, AuditRecord
 from fedkeel.report.audit_text import headline, overview
-from fedkeel.report.formatting import capital
-from fedkeel.report.html import templates, write_page
-from fedkeel.report.page import read_css
+from fedkeel.report.html import render_page, write_page
 
 NUMBERS = {
     "psnr": "PSNR, dB",
@@ -38,15 +36,12 @@ def write_audit_page(record: AuditRecord, out: Path) -> Path:
 
 def render_audit_page(record: AuditRecord) -> str:
     """Return the page as HTML."""
-    environment = templates(Path(__file__).parent)
-    environment.filters |= {"capital": capital}
-    template = environment.get_template("audit.html.j2")
-    return template.render(
+    return render_page(
+        "audit.html.j2",
         record=record,
         headline=headline(record),
         overview=overview(record),
         numbers=[list(_numbers(result)) for result in record.results],
-        css=read_css(),
     )
 
 

@@ -6,11 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from fedkeel.errors import printable
 from fedkeel.records.baselines import LOCAL
 from fedkeel.records.fairness import Gain, Spread
 from fedkeel.report import palette
@@ -25,6 +20,7 @@ from fedkeel.report.chart_style import (
 from fedkeel.report.client_scores import ClientScores, client_scores
 from fedkeel.report.formatting import MISSING, format_number, format_percent, format_score
 from fedkeel.report.runs import MethodResults
+from fedkeel.report.text_table import TextTable
 
 NOTE = (
     "Clients: each counts the same, all seeds together, on its own examples after the last round. "
@@ -119,40 +115,19 @@ def headings(rows: Sequence[ClientRow]) -> list[str]:
     ]
 
 
-def terminal_client_table(rows: Sequence[ClientRow]) -> Table:
-    """Return the table for a terminal, without the gains that no row has."""
-    texts = [row.cells for row in rows]
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-        caption=Text(NOTE),
-        caption_justify="left",
-    )
-    table.add_column("clients of", overflow="fold")
-    shown = _with_values(texts)
-    names = headings(rows)
-    for place in shown:
-        table.add_column(names[place], justify="right" if place else "left")
-    for row, cells in zip(rows, texts, strict=True):
-        table.add_row(
-            Text(printable(row.scores.method.label)), *(Text(cells[place]) for place in shown)
-        )
-    return table
-
-
-def markdown_client_table(rows: Sequence[ClientRow]) -> str:
-    """Return the table as Markdown, with its note under it."""
+def client_table(rows: Sequence[ClientRow]) -> TextTable:
+    """Return the table as texts, without the gains that no row has."""
     texts, names = [row.cells for row in rows], headings(rows)
-    shown = _with_values(texts)
-    lines = [
-        ["clients of", *(names[i].replace("\n", " ") for i in shown)],
-        ["---", *("---:" for _ in shown)],
-    ]
-    for row, cells in zip(rows, texts, strict=True):
-        label = printable(row.scores.method.label).replace("|", "\\|").replace("`", "'")
-        lines.append([f"`{label}`", *(cells[i] for i in shown)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{NOTE}\n"
+    shown = [i for i in range(len(names)) if any(cells[i] != MISSING for cells in texts)]
+    return TextTable(
+        ["clients of", *(names[i] for i in shown)],
+        [
+            [row.scores.method.label, *(cells[i] for i in shown)]
+            for row, cells in zip(rows, texts, strict=True)
+        ],
+        notes=[NOTE],
+        texts=frozenset({0, 1}),
+    )
 
 
 def gain_chart(clients: Sequence[ClientScores]) -> Chart | None:
@@ -208,8 +183,3 @@ def gain_chart(clients: Sequence[ClientScores]) -> Chart | None:
 
 def _share(gain: Gain | None) -> str:
     return format_percent(None if gain is None else gain.share)
-
-
-def _with_values(texts: Sequence[Sequence[str]]) -> list[int]:
-    """Return the columns in which a row has something."""
-    return [i for i in range(len(texts[0])) if any(cells[i] != MISSING for cells in texts)]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from plotly.offline import get_plotlyjs
 
 from fedkeel.records.doctor import DoctorRecord
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, category_names, empty_figure, escaped, rounded
 from fedkeel.report.doctor_text import compared, headline, overview, trial_text
-from fedkeel.report.formatting import capital, extreme_of, format_score, score_unit
-from fedkeel.report.html import templates, write_page
-from fedkeel.report.page import read_css
+from fedkeel.report.formatting import extreme_of, format_score, score_unit
+from fedkeel.report.html import render_page, write_page
 from fedkeel.report.partition_chart import label_chart
 
 LEVELS = {"fine": "fine", "notable": "notable", "problem": "problem", "unknown": "not measured"}
@@ -30,10 +28,8 @@ def write_doctor_page(record: DoctorRecord, out: Path) -> Path:
 
 def render_doctor_page(record: DoctorRecord) -> str:
     """Return the page as HTML."""
-    environment = templates(Path(__file__).parent)
-    environment.filters |= {"capital": capital, "score": format_score}
-    template = environment.get_template("doctor.html.j2")
-    return template.render(
+    return render_page(
+        "doctor.html.j2",
         record=record,
         headline=headline(record),
         overview=overview(record),
@@ -41,9 +37,6 @@ def render_doctor_page(record: DoctorRecord) -> str:
         compared=compared,
         trial_text=trial_text,
         charts=charts(record),
-        css=read_css(),
-        plotly=get_plotlyjs(),
-        palette=palette,
         extreme=extreme_of(record.score),
         score_unit=score_unit(record.score),
     )

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedkeel.records.doctor import Advice, DoctorRecord, Level
 from fedkeel.report.formatting import enumeration, quoted
+from fedkeel.report.text_table import TextTable
 
 _MARKS: dict[Level, tuple[str, str]] = {
     "fine": ("·", "green"),
@@ -107,14 +108,16 @@ def _advice(advised: Sequence[Advice], record: DoctorRecord) -> RenderableType:
 
 
 def _behind(record: DoctorRecord) -> RenderableType:
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("method", style="bold", overflow="fold")
-    table.add_column("rounds", justify="right")
-    table.add_column(record.score.label, justify="right")
-    table.add_column("learning rate", justify="right")
-    for advice in record.not_advised:
-        trial = advice.trial
-        if trial is not None:
-            score = "diverged" if trial.score is None else record.score.format(trial.score)
-            table.add_row(trial.tuned, str(trial.rounds), score, f"{trial.lr:g}")
-    return table
+    rows = [
+        (
+            trial.tuned,
+            str(trial.rounds),
+            "diverged" if trial.score is None else record.score.format(trial.score),
+            f"{trial.lr:g}",
+        )
+        for advice in record.not_advised
+        if (trial := advice.trial) is not None
+    ]
+    marked = frozenset((index, 0) for index in range(len(rows)))
+    heads = ("method", "rounds", record.score.label, "learning rate")
+    return TextTable(heads, rows, marked).terminal()

@@ -14,12 +14,11 @@ from fedkeel.named_files import expanded
 from fedkeel.records.files import write_text
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
-from fedkeel.report.columns import ResultRow
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.page import render_report
 from fedkeel.report.runs import MethodResults, RunResults
 from fedkeel.report.summary import summarise
-from fedkeel.report.tables import footnotes, result_rows, visible_columns
+from fedkeel.report.tables import result_rows, result_table
 
 
 def run_results(record: RunRecord, rows: Sequence[RoundRecord], folder: str = "") -> RunResults:
@@ -46,30 +45,14 @@ def by_method(runs: Iterable[RunResults]) -> list[MethodResults]:
     ]
 
 
-def table_html(rows: Sequence[ResultRow], notes: Sequence[str] = ()) -> str:
-    """Return the table of results as HTML, with its footnotes and `notes` below it."""
-    columns = visible_columns(rows)
-    heads = ["method", *(f"{column.heading} {column.unit}".strip() for column in columns)]
-    lines = ["<table><thead><tr>", *(f"<th>{html.escape(head)}</th>" for head in heads)]
-    lines.append("</tr></thead><tbody>")
-    for row in rows:
-        lines.append(f"<tr><th><code>{html.escape(row.label)}</code></th>")
-        for column in columns:
-            cell = html.escape(column.cell(row))
-            lines.append(f"<td>{f'<b>{cell}</b>' if column.name in row.marked else cell}</td>")
-        lines.append("</tr>")
-    lines.append("</tbody></table>")
-    below = [*map(str, footnotes(rows)), *notes]
-    return "".join([*lines, *(f"<p><small>{html.escape(note)}</small></p>" for note in below)])
-
-
 def run_html(results: RunResults) -> str:
     """Return what ran, how it ended and its figures."""
     record = results.record
     head = f"<b><code>{html.escape(record.method)}</code></b>, seed {record.seed}: {results.state}"
     if not results.summary.evaluations:
         return f"<p>{head}</p>"
-    return f"<p>{head}</p>" + table_html(result_rows([m.summary for m in by_method([results])]))
+    rows = result_rows([method.summary for method in by_method([results])])
+    return f"<p>{head}</p>" + result_table(rows).html()
 
 
 def curves(methods: Sequence[MethodResults], metric: str | None = None) -> go.Figure:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import markupsafe
-from plotly.offline import get_plotlyjs
-
-from fedkeel.errors import RunError
 from fedkeel.records.baselines import LOCAL
-from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import LOSS
-from fedkeel.report import claim_table, page_content, palette
+from fedkeel.report import claim_table, page_content
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Chart
 from fedkeel.report.claims import Claims, claims_of
@@ -29,17 +23,8 @@ from fedkeel.report.client_scores import (
 from fedkeel.report.cost_charts import time_chart, traffic_chart
 from fedkeel.report.diagnostic_charts import diagnostic_charts, feature_charts
 from fedkeel.report.feature_report import feature_notes
-from fedkeel.report.formatting import (
-    capital,
-    extreme_of,
-    format_duration,
-    format_number,
-    format_percent,
-    format_score,
-    format_stat,
-    score_unit,
-)
-from fedkeel.report.html import templates
+from fedkeel.report.formatting import extreme_of, score_unit
+from fedkeel.report.html import render_page, write_page
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.partition_chart import PartitionSummary, partition_summary
 from fedkeel.report.prediction_charts import (
@@ -53,10 +38,6 @@ from fedkeel.report.sparklines import score_axis
 from fedkeel.report.summary import shared_score
 from fedkeel.report.tables import footnotes, result_rows, visible_columns
 from fedkeel.report.verdict import Status, verdict
-
-_ELSEWHERE = "see that the disk has room, or write it elsewhere: fedkeel report RUN --out FILE"
-
-_HERE = Path(__file__).parent
 
 _BADGES: dict[Status, str] = {
     "clear": "Clear lead",
@@ -109,34 +90,14 @@ def save_report(
     Raises:
         RunError: the file cannot be written.
     """
-    text = render_report(methods, title=title, claims=claims)
-    page = text.encode(errors="backslashreplace").decode()  # names of files may not be in UTF-8
-    try:
-        file = out / "report.html" if out.is_dir() else out
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, page)
-    except OSError as error:
-        raise RunError(f"The report {out} cannot be written.", got=error, do=_ELSEWHERE) from None
-    return file
+    page = render_report(methods, title=title, claims=claims)
+    return write_page(page, out / "report.html" if out.is_dir() else out)
 
 
 def render_report(
     methods: Sequence[MethodResults], *, title: str | None = None, claims: Claims | None = None
 ) -> str:
     """Return the page as HTML; the arguments are those of `save_report`."""
-    environment = templates(_HERE)
-    environment.filters |= {
-        "breakable": _breakable,
-        "colour": lambda index: index % len(palette.METHODS),
-        "line_style": palette.line_style,
-        "mark": lambda index: palette.mark(index)[0],
-        "capital": capital,
-        "duration": format_duration,
-        "number": format_number,
-        "percent": format_percent,
-        "score": format_score,
-        "stat": format_stat,
-    }
     summaries = [method.summary for method in methods]
     claims = claims or claims_of(summaries)
     rows = result_rows(summaries, claims)
@@ -152,12 +113,10 @@ def render_report(
     charts |= {item.name: chart for item, chart in {**diagnosed, **added}.items()}
     score = methods[0].record.score
     curve = charts.get("score_rounds")
-    return environment.get_template("page.html.j2").render(
+    return render_page(
+        "page.html.j2",
         title=title or page_content.page_title(methods),
         description=conclusion.headline.replace("`", ""),
-        css=read_css(),
-        plotly=get_plotlyjs(),
-        palette=palette,
         content=page_content,
         methods=methods,
         is_single=len(methods) == 1,
@@ -194,17 +153,6 @@ def render_report(
         measured_on=measured_on(methods),
         partition=partition,
     )
-
-
-def read_css() -> str:
-    """Return the style of the page."""
-    return (_HERE / "page.css").read_text(encoding="utf-8")
-
-
-def _breakable(label: str) -> markupsafe.Markup:
-    """Return a label, escaped, with possible line breaks after "+" and ","."""
-    pieces = re.split(r"(?<=[+,])", label)
-    return markupsafe.Markup("<wbr>").join(pieces)
 
 
 def _charts(

@@ -1,15 +1,14 @@
-"""The table of results by method, for terminal, Markdown, JSON and page."""
+"""The table of results by method, for terminal, Markdown, LaTeX, CSV, notebook and page."""
 
 from __future__ import annotations
 
-import re
+import csv
+import io
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from fedkeel.base.feature import baselines, figures
 from fedkeel.errors import counted, printable
@@ -19,8 +18,7 @@ from fedkeel.report.claims import Claims
 from fedkeel.report.columns import ColumnName, ReportColumn, ResultRow, all_columns
 from fedkeel.report.formatting import capital, extreme_of, format_target
 from fedkeel.report.summary import MethodSummary, shared_score
-
-_NAME_WIDTH = 27
+from fedkeel.report.text_table import NAME_WIDTH, TextTable, wrapped
 
 _TARGET_COLUMNS: tuple[ColumnName, ...] = ("rounds_to_target", "bytes_to_target")
 
@@ -114,6 +112,30 @@ def visible_columns(rows: Sequence[ResultRow], *, is_page: bool = False) -> list
     return [column for column in all_columns(score) if is_visible(column)]
 
 
+def result_table(
+    rows: Sequence[ResultRow],
+    notes: Sequence[str] = (),
+    columns: Sequence[ReportColumn] | None = None,
+) -> TextTable:
+    """Return the table as texts, with its footnotes and `notes` below it.
+
+    Args:
+        rows: the rows.
+        notes: further notes.
+        columns: the columns; None for all that have something to show.
+    """
+    columns = visible_columns(rows) if columns is None else columns
+    heads = (f"{column.heading}\n{column.unit}".rstrip() for column in columns)
+    cells = [[row.label, *(column.cell(row) for column in columns)] for row in rows]
+    marked = frozenset(
+        (index, place)
+        for index, row in enumerate(rows)
+        for place, column in enumerate(columns, 1)
+        if column.name in row.marked
+    )
+    return TextTable(["method", *heads], cells, marked, [*map(str, footnotes(rows)), *notes])
+
+
 def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table:
     """Return the table for a terminal.
 
@@ -123,31 +145,14 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
             left out first, then the last score, then the time.
     """
     columns = _fitting_columns(rows, width or shutil.get_terminal_size((80, 24)).columns)
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-        caption=Text("\n".join(printable(str(note)) for note in footnotes(rows))),
-        caption_justify="left",
-    )
-    table.add_column("method", overflow="fold")
-    for column in columns:
-        heading = f"{column.heading}\n{column.unit}" if column.unit else column.heading
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [Text(_wrapped(printable(row.label)))]
-        for column in columns:
-            style = "bold" if column.name in row.marked else ""
-            cells.append(Text(column.cell(row), style=style))
-        table.add_row(*cells)
-    return table
+    return result_table(rows, columns=columns).terminal()
 
 
 def _fitting_columns(rows: Sequence[ResultRow], width: int) -> list[ReportColumn]:
     """Return the columns that leave enough space for the names of the methods."""
     columns = visible_columns(rows)
-    lines = [line for row in rows for line in _wrapped(printable(row.label)).split("\n")]
-    name_width = min(max(map(len, lines), default=0), _NAME_WIDTH)
+    lines = [line for row in rows for line in wrapped(printable(row.label)).split("\n")]
+    name_width = min(max(map(len, lines), default=0), NAME_WIDTH)
     for optional in ("sent", "last", "seconds_per_client"):
         widths = [
             max(len(column.heading), len(column.unit), *(len(column.cell(row)) for row in rows))
@@ -159,17 +164,24 @@ def _fitting_columns(rows: Sequence[ResultRow], width: int) -> list[ReportColumn
     return columns
 
 
-def markdown_table(rows: Sequence[ResultRow]) -> str:
-    """Return the table as Markdown, with the footnotes under it."""
-    columns = visible_columns(rows)
-    headings = ["method", *(f"{column.heading} {column.unit}".strip() for column in columns)]
-    lines = [headings, ["---", *("---:" for _ in columns)]]
+def csv_table(rows: Sequence[ResultRow]) -> str:
+    """Return every figure of the table as CSV, unrounded, a line for each method.
+
+    The columns are those of `ResultRow.to_json`; what may be claimed has names from ``claim_`` on.
+    """
+    records = []
     for row in rows:
-        label = printable(row.label).replace("|", "\\|").replace("`", "'")
-        cells = [(column.cell(row), column.name in row.marked) for column in columns]
-        lines.append([f"`{label}`", *(f"**{text}**" if bold else text for text, bold in cells)])
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return table + "".join(f"\n{printable(str(note))}\n" for note in footnotes(rows))
+        values = row.to_json()
+        claim = values.pop("claim") or {}
+        values["marked"] = " ".join(values["marked"])
+        claimed = {f"claim_{name}".replace("claim_claim", "claim"): v for name, v in claim.items()}
+        records.append({**values, **claimed})
+    names = list(dict.fromkeys(name for record in records for name in record))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
 
 
 def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
@@ -226,13 +238,3 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
             text = f"training failed in {counted(method.failed, 'run')}."
             notes.append(Footnote(method.method, text))
     return notes
-
-
-def _wrapped(label: str, width: int = _NAME_WIDTH) -> str:
-    """Return a label whose lines end after a "+" or a space, rather than anywhere."""
-    lines = [""]
-    for piece in re.split(r"(?<=[+ ])", label):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)

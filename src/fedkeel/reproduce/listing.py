@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fedkeel.report.formatting import MISSING, format_duration
+from fedkeel.report.text_table import TextTable
 from fedkeel.reproduce.catalogue import load, names
 from fedkeel.reproduce.estimate import (
     SpeedStore,
@@ -142,12 +143,11 @@ def _tuned_runs(table: PaperTable, request: TableRequest) -> list[TableRun]:
 def list_lines(tables: Sequence[ListedTable]) -> Iterator[str]:
     """Yield the list as lines of text."""
     head = ("table", "data", "runs", "time", "state")
-    rows = [head, *(table.cells() for table in tables)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    for row, table in zip(rows, [None, *tables], strict=True):
+    cells = [table.cells() for table in tables]
+    lines = TextTable(head, cells, texts=frozenset(range(len(head)))).lines()
+    for line, table in zip(lines, [None, *tables], strict=True):
         prefix = "quick: " if table and table.quick else ""
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield prefix + "  ".join(cells).rstrip()
+        yield prefix + line
         for text in (table.title, table.quick, table.reason) if table else ():
             if text:
                 yield f"{prefix}  {text}"

@@ -12,8 +12,9 @@ from fedkeel.named_files import writing
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.records.run_record import RunRecord
-from fedkeel.report.html import templates
-from fedkeel.report.page import read_css, write_report
+from fedkeel.report.html import render_page, write_page
+from fedkeel.report.page import write_report
+from fedkeel.report.text_table import TextTable
 from fedkeel.reproduce.blocks import TableBlock, table_blocks
 from fedkeel.reproduce.outcome import TableLine
 from fedkeel.reproduce.plan import TableRequest, TableRun
@@ -77,11 +78,7 @@ class TablePage:
         out = [table.title, *self.notices, *([table.missing] if table.missing else [])]
         for block in self.blocks:
             out += ["", block.title, *block.notes]
-            rows = [block.heads, *block.cells]
-            widths = [max(len(row[i]) for row in rows) for i in range(len(block.heads))]
-            for row in rows:
-                cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-                out.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+            out += TextTable(block.heads, block.cells).lines()
         out += ["", FOOT, *(f"not run: {reason}" for reason in self.not_run)]
         return [f"{self.prefix}{line}".rstrip() for line in out]
 
@@ -97,20 +94,15 @@ class TablePage:
             return self._write_html(runs, folder)
 
     def _write_html(self, runs: Sequence[TableRun], folder: Path) -> Path:
-        html = (
-            templates(Path(__file__).parent)
-            .get_template("page.html.j2")
-            .render(
-                table=self.table,
-                page=self,
-                css=read_css(),
-                foot=FOOT,
-                reports=self._write_reports(runs, folder),
-            )
+        html = render_page(
+            "table.html.j2",
+            folder=Path(__file__).parent,
+            table=self.table,
+            page=self,
+            foot=FOOT,
+            reports=self._write_reports(runs, folder),
         )
-        file = folder / "report.html"
-        write_text(file, html)
-        return file
+        return write_page(html, folder / "report.html")
 
     def _write_reports(self, runs: Sequence[TableRun], folder: Path) -> dict[str, str]:
         """Write a report for each setting with runs; return its file name by column id."""
@@ -232,9 +224,8 @@ def _markdown_list(items: Iterable[str]) -> str:
 
 
 def _markdown_block(block: TableBlock, prefix: str) -> str:
-    heads = "| " + " | ".join(block.heads) + " |"
-    rule = "| --- |" + " ---: |" * (len(block.heads) - 1)
-    rows = [f"| {prefix}" + " | ".join(cells) + " |" for cells in block.cells]
+    rows = [(f"{prefix}{name}", *rest) for name, *rest in block.cells]
+    table = TextTable(block.heads, rows, has_code=False).markdown().rstrip("\n")
     methods = _distinct(f"{line.row.name} is `{line.expression}`" for line in block.lines)
     notes = [f"{methods}."]
     local = _distinct(record.local for line in block.lines for record in line.records)
@@ -245,5 +236,4 @@ def _markdown_block(block: TableBlock, prefix: str) -> str:
             if line.records
         )
         notes.append(f"Local training: {local}. Seeds: {seeds}.")
-    table = "\n".join([heads, rule, *rows])
     return "\n\n".join([f"## {prefix}{block.title}", table, " ".join([*notes, *block.notes])])

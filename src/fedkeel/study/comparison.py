@@ -13,12 +13,12 @@ from fedkeel.errors import FedkeelError, counted
 from fedkeel.records.comparison import runs_of
 from fedkeel.report.alerts import differences, problems
 from fedkeel.report.claims import Claims, claims_of
-from fedkeel.report.client_gains import ClientRow, markdown_client_table, personal_rows
+from fedkeel.report.client_gains import ClientRow, client_table, personal_rows
 from fedkeel.report.columns import ResultRow
 from fedkeel.report.feature_report import feature_notes
-from fedkeel.report.notebook import Page, by_method, curves, table_html
+from fedkeel.report.notebook import Page, by_method, curves
 from fedkeel.report.runs import MethodResults, load_runs
-from fedkeel.report.tables import markdown_table, result_rows
+from fedkeel.report.tables import result_rows, result_table
 from fedkeel.runner.frames import data_frame
 from fedkeel.runner.result import Result
 
@@ -125,13 +125,15 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         failures = [f"failed: {failure}" for failure in self.failures]
-        return table_html(self.table, [*self.notes, *failures])
+        return result_table(self.table, [*self.notes, *failures]).html()
 
     def __str__(self) -> str:
         notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]
         clients = self.clients
-        tables = [markdown_table(self.table), markdown_client_table(clients) if clients else ""]
-        return "\n".join(filter(None, tables)) + "".join(f"\n{note}\n" for note in notes)
+        tables = [result_table(self.table), *([client_table(clients)] if clients else [])]
+        return "\n".join(table.markdown() for table in tables) + "".join(
+            f"\n{note}\n" for note in notes
+        )
 
     def __repr__(self) -> str:
         """Return what a notebook shows: the table, where its folder still exists."""

@@ -56,7 +56,7 @@ from fedkeel.study.tuning_result import (
     search_digest,
     write_result,
 )
-from fedkeel.study.tuning_table import markdown_tuning_table
+from fedkeel.study.tuning_table import tuning_table
 
 
 @dataclass
@@ -135,7 +135,7 @@ def tune(
                 for row in result.rows
                 if row.value is not None
             }
-            tracked.report(markdown_tuning_table(result.rows), numbers, complete=complete)
+            tracked.report(tuning_table(result.rows).markdown(), numbers, complete=complete)
     write_result(result, settings, sampler_name(space), digest)
     return result
 

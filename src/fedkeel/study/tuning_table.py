@@ -1,17 +1,14 @@
-"""The table of a search for good settings, for a terminal."""
+"""The table of a search for good settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.records.statistics import Stat
 from fedkeel.report.formatting import MISSING, format_score, score_unit
 from fedkeel.report.tables import Footnote
+from fedkeel.report.text_table import TextTable
 from fedkeel.study.tuning_result import TunedMethod
 
 _METRICS = {
@@ -21,32 +18,22 @@ _METRICS = {
 }
 
 
-def tuning_table(rows: Sequence[TunedMethod], validation_examples: int | None = None) -> Table:
-    """Return the table for a terminal.
+def tuning_table(rows: Sequence[TunedMethod], validation_examples: int | None = None) -> TextTable:
+    """Return the table as texts.
 
     Args:
         rows: one for each method.
         validation_examples: held-out examples that settings were chosen on; None for the test set.
     """
     metrics = "/".join(dict.fromkeys(row.metric.replace("_", " ") for row in rows))
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        caption="\n".join(map(str, footnotes(rows, validation_examples))),
-        caption_justify="left",
-    )
-    table.add_column("method", overflow="fold")
     score = rows[0].score if rows else ACCURACY
-    table.add_column(f"{metrics}\n{score_unit(score)}", justify="right", no_wrap=True)
-    table.add_column("measured\non", no_wrap=True)
-    table.add_column("chosen", overflow="fold")
-    table.add_column("trials", justify="right", no_wrap=True)
-    table.add_column("failed", justify="right", no_wrap=True)
-    table.add_column("at the edge", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, cells(row)))
-    return table
+    value = f"{metrics}\n{score_unit(score)}"
+    return TextTable(
+        ["method", value, "measured\non", "chosen", "trials", "failed", "at the edge"],
+        [cells(row) for row in rows],
+        notes=[str(note) for note in footnotes(rows, validation_examples)],
+        texts=frozenset({0, 2, 3, 6}),
+    )
 
 
 def cells(row: TunedMethod) -> list[str]:
@@ -69,13 +56,6 @@ def cells(row: TunedMethod) -> list[str]:
         str(row.failed) if row.failed else "",
         ", ".join(f"{name} {end}" for name, end in row.edge.items()),
     ]
-
-
-def markdown_tuning_table(rows: Sequence[TunedMethod]) -> str:
-    """Return the table in Markdown."""
-    head = ["method", "score", "measured on", "chosen", "trials", "failed", "at the edge"]
-    lines = [head, ["---"] * len(head), *map(cells, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def footnotes(rows: Sequence[TunedMethod], validation_examples: int | None) -> list[Footnote]:
