@@ -37,16 +37,6 @@ class RankTest:
     p_value: float
     critical_difference: float
 
-    def pair_p_value(self, first: str, second: str) -> float:
-        """Return Nemenyi's p-value that two methods are alike, corrected for all pairs."""
-        from scipy.stats import studentized_range
-
-        count = len(self.methods)
-        places = [self.methods.index(name) for name in (first, second)]
-        distance = abs(self.ranks[places[0]] - self.ranks[places[1]])
-        q = distance / math.sqrt(count * (count + 1) / (6 * self.experiments)) * math.sqrt(2)
-        return float(studentized_range.sf(q, count, math.inf))
-
     @property
     def groups(self) -> list[tuple[int, int]]:
         """Return the largest groups whose ranks lie within one critical difference.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import plotly.graph_objects as go
 
@@ -24,8 +23,6 @@ from fedkeel.report.chart_style import (
 from fedkeel.report.formatting import format_number
 from fedkeel.report.learning_curves import FEW_ROUNDS
 from fedkeel.report.runs import MethodResults
-
-ChartAxis = Literal["round", "layer", "class", "position"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jinja2
 import markupsafe
 from plotly.offline import get_plotlyjs
 
-from fedkeel.errors import RunError
+from fedkeel.named_files import writing
 from fedkeel.records.files import write_text
 from fedkeel.report import palette
 from fedkeel.report.formatting import (
@@ -74,13 +74,8 @@ def write_page(html: str, file: Path) -> Path:
         RunError: it cannot be written.
     """
     text = html.encode(errors="backslashreplace").decode()  # names of files may not be in UTF-8
-    try:
+    elsewhere = "see that the disk has room, or write it elsewhere: fedkeel report RUN --out FILE"
+    with writing(f"The page {file} cannot be written.", elsewhere):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, text)
-    except OSError as error:
-        raise RunError(
-            f"The page {file} cannot be written.",
-            got=error,
-            do="see that the disk has room, or write it elsewhere: fedkeel report RUN --out FILE",
-        ) from None
     return file

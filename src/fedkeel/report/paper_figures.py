@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedkeel.errors import RunError
+from fedkeel.named_files import writing
 from fedkeel.records.ranks import RankTest
 from fedkeel.records.score import MetricInfo
 from fedkeel.report import palette
@@ -106,12 +107,10 @@ def _save(draw: Callable[[Axes], None], path: Path, height: float) -> list[Path]
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, height))
         draw(figure.add_subplot())
-        try:
+        with writing(f"The figure {path} cannot be written."):
             path.parent.mkdir(parents=True, exist_ok=True)
             for file, date in zip(files, ("Date", "CreationDate"), strict=True):
                 figure.savefig(file, bbox_inches="tight", metadata={date: None})
-        except OSError as error:
-            raise RunError(f"The figure {path} cannot be written.", got=error) from None
     return files
 
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
-from fedkeel.dispatch import grad
 from fedkeel.engine.compiler import passes
 from fedkeel.engine.compiler.fuse_updates import center_factors, fuse_updates
 from fedkeel.engine.compiler.graph_nodes import is_random, remove_unused
@@ -102,14 +100,3 @@ class CompiledFunction:
     def code(self) -> str:
         """The list of operations, as Python."""
         return str(self._module.code)
-
-
-def warm_up() -> None:
-    """Compile a tiny function: torch loads much at the first compilation of a process."""
-
-    def loss(w: Tensor, y: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(w, y)
-
-    gradients = torch.func.vmap(grad(loss))
-    example = [torch.zeros(2, 1, 2), torch.zeros(2, 1, dtype=torch.long)]
-    CompiledFunction(lambda w, y: [gradients(w, y)], example)

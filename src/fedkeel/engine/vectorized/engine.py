@@ -24,7 +24,6 @@ from fedkeel.clock import Clock
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import declared_class_counts
 from fedkeel.engine.compiler.cache import FlatState
-from fedkeel.engine.compiler.compiled_function import warm_up as warm_up
 from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import ReadRecord, SequentialTrainer, TrainedClients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,8 +10,6 @@ from fedkeel.base.settings import Settings
 
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 """A tracker that a run can report to."""
-
-TRACKERS: tuple[Tracker, ...] = get_args(Tracker)
 
 
 class Track(Settings):

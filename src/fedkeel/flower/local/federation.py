@@ -22,8 +22,8 @@ from fedkeel.flower.export import export
 from fedkeel.flower.local.processes import FlowerProcesses, quoted
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import OUTCOME, RunEnd
-from fedkeel.named_files import expanded
-from fedkeel.records.folder import RunFolder
+from fedkeel.named_files import expanded, writing
+from fedkeel.records.folder import ANOTHER, RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.ingredients import gather
@@ -128,17 +128,11 @@ def run_locally(
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what an earlier run has left and this one makes anew, for another number of nodes."""
-    try:
+    with writing(f"{folder} cannot be written to.", ANOTHER):
         for name in ("app", "keys"):
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in (OUTCOME, "superlink.db"):
             (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"{folder} cannot be written to.",
-            got=error.strerror or error,
-            do="choose another folder (--out)",
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from fedkeel.errors import RunError
+from fedkeel.named_files import writing
 
 CA, CERTIFICATE, SERVER_KEY = "ca.crt", "server.pem", "server.key"
 
@@ -84,7 +85,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> Non
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files that are not there yet; only their owner may read private keys."""
-    try:
+    with writing(f"{folder} cannot be written to.", "choose another folder (--out)"):
         folder.mkdir(parents=True, exist_ok=True)
         if any((folder / name).exists() for name in files):
             raise RunError(f"{folder} holds keys already.", do="choose another folder (--out)")
@@ -93,12 +94,6 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
             handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-    except OSError as error:
-        raise RunError(
-            f"{folder} cannot be written to.",
-            got=error.strerror or error,
-            do="choose another folder (--out)",
-        ) from None
 
 
 def _certificate(

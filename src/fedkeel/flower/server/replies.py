@@ -201,14 +201,12 @@ class TakenReplies:
             self._traffic.add_fault(error.short(), request.client_ids)
             return
         for item, result in zip(request.clients, header.clients, strict=True):
+            if result.status in (OK, RESTARTED):
+                self._take_client(content, request, item, result)
+                continue
             if result.status == LOST:
                 self.lost.append(item.client)
-                reason = "lost its client state; the method begins anew"
-                self._traffic.add_fault(reason, [item.client])
-            elif result.status not in (OK, RESTARTED):
-                self._traffic.add_fault(f"failed: {result.status:.200}", [item.client])
-            else:
-                self._take_client(content, request, item, result)
+            self._traffic.add_status(result)
 
     def drop(self, client: int) -> None:
         """Forget the reply of a client."""
@@ -228,7 +226,7 @@ class TakenReplies:
             return
         if result.status == RESTARTED:
             self.lost.append(item.client)
-            self._traffic.add_fault("lost its client state, and began anew", [item.client])
+            self._traffic.add_status(result)
 
     def _count_upload(self, state: State) -> None:
         """Count the bytes of a client's reply."""

@@ -191,18 +191,9 @@ class SecureRound:
         if counted:
             self._count_bytes()
         for _, result in pairs:
-            self._record_status(result)
-
-    def _record_status(self, result: ClientResult) -> None:
-        if result.status == LOST:
-            self.lost.append(result.client)
-            reason = "lost its client state; the method begins anew"
-            self._traffic.add_fault(reason, [result.client])
-        elif result.status == RESTARTED:
-            self.lost.append(result.client)
-            self._traffic.add_fault("lost its client state, and began anew", [result.client])
-        elif result.status != OK:
-            self._traffic.add_fault(f"failed: {result.status:.200}", [result.client])
+            if result.status in (LOST, RESTARTED):
+                self.lost.append(result.client)
+            self._traffic.add_status(result)
 
     def _count_bytes(self) -> None:
         """Count the bytes of a masked vector, 8 for each number, by part."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedkeel.engine.base import RemoteReport
 from fedkeel.errors import printable
+from fedkeel.flower.protocol import LOST, OK, RESTARTED, ClientResult
 from fedkeel.tree import State, nbytes
 
 EVALUATION = "evaluation"
@@ -13,6 +14,11 @@ EVALUATION = "evaluation"
 
 SURVEY_STAGE = "survey"
 """Stage of a round before training."""
+
+_STATUS_FAULTS = {
+    LOST: "lost its client state; the method begins anew",
+    RESTARTED: "lost its client state, and began anew",
+}
 
 
 class TrafficRecord:
@@ -67,6 +73,12 @@ class TrafficRecord:
         key = printable(f"{stage}: {reason}" if stage else reason)
         self.faults[key] = sorted({*self.faults.get(key, []), *clients})
         self._clients.setdefault(stage, set()).update(clients)
+
+    def add_status(self, result: ClientResult) -> None:
+        """Record what a client says went wrong for it."""
+        if result.status != OK:
+            reason = _STATUS_FAULTS.get(result.status, f"failed: {result.status:.200}")
+            self.add_fault(reason, [result.client])
 
     def described_faults(self) -> str:
         """Return the faults of the round as the end of a sentence, "" where there are none."""

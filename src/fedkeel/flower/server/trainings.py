@@ -162,12 +162,10 @@ class NodeTrainings:
         needed = smallest_count(self._settings.quorum, wanted)
         if replies >= needed:
             return True
-        faults = "; ".join(f"{key}: {clients}" for key, clients in self._traffic.faults.items())
-        details = f" ({faults:.300})" if faults else ""
         seconds = self._settings.deadline_seconds
         raise TrainingError(
             f"Step {self._message.round + 1} of the server has no quorum.",
-            got=f"{replies} of {wanted} updates{details}",
+            got=f"{replies} of {wanted} updates{self._traffic.described_faults()}",
             expected=f"at least {needed}, the next one within {seconds:g} s",
             do="see that the nodes are up, then go on with resume; everything is saved",
         )
