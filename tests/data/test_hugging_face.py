@@ -133,7 +133,7 @@ def test_a_column_a_partition_or_a_partitioner_divides(notes: Path) -> None:
     text = fk.from_hf(str(notes / "data"), client="hospital", tokenizer=str(notes / "tokenizer"))
     assert text.test is not None
     assert (len(text.test), text.data.x["input_ids"].shape) == (20, (40, 128))
-    with pytest.raises(ConfigError, match="How the data set is divided"):
+    with pytest.raises(ConfigError, match="not clear how the data set is divided"):
         fk.from_hf(table)
 
 
