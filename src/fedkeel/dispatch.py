@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A `TorchDispatchMode` that torch's compiler knows nothing of.
 
-    torch wraps every other one so that its compiler leaves it alone. At the first operation that
+    torch wraps every other one so that its compiler leaves it as it is. At the first operation that
     loads the compiler, and each further operation passes through the wrapper.
     """
 

@@ -1,10 +1,10 @@
 """Matrix products on a processor, by the faster one of torch's two libraries.
 
-By itself torch multiplies float32 matrices with MKL, which uses vectors of 512 bits on Intel's
-processors alone. oneDNN, with which torch convolves, uses them wherever they exist: on an AMD EPYC
-of 2024 (Zen 5) its products of medium and large matrices take half the time. Both compute in
+By itself torch multiplies float32 matrices with MKL, which uses vectors of 512 bits only on
+Intel's processors. oneDNN, with which torch convolves, uses them wherever they exist: on an AMD
+EPYC of 2024 (Zen 5) its products of medium and large matrices take half the time. Both compute in
 float32 throughout and differ by rounding. Compiled steps and evaluations take the faster library.
-The choice follows from the processor and the shapes alone, so a run repeats bit for bit.
+The choice follows only from the processor and the shapes, so a run repeats bit for bit.
 
 A product with a small inner dimension that is added to a large matrix stays with MKL, which adds
 while it multiplies.

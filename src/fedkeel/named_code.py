@@ -49,7 +49,7 @@ class ImportTarget:
         noun: what a user calls it, e.g. "model".
         error: class of the errors that are raised.
         example: an import path as it should be written.
-        is_kind: whether a value that is no function, such as a class, is of this kind.
+        is_kind: whether a value that is not a function, such as a class, is of this kind.
         kind: what is asked for, for messages, e.g. "a class of torch.nn.Module".
         write: what to do where the module has nothing of this kind.
         functions: whether a function is of this kind.

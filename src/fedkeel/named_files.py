@@ -66,7 +66,7 @@ def open_regular(path: Path, most: int = sys.maxsize) -> BufferedReader:
     """Open a regular file of at most so many bytes, to be read.
 
     Raises:
-        OSError: it cannot be opened, is no regular file, or is larger.
+        OSError: it cannot be opened, is not a regular file, or is larger.
     """
     # a pipe would be waited for without O_NONBLOCK, which changes nothing for a regular file
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

@@ -44,7 +44,7 @@ def check_installed(package: str, what: str) -> None:
     The arguments are those of `imported`.
     """
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:  # a folder of this name is no package
+    if spec is None or spec.origin is None:  # a folder of this name is not a package
         raise _not_installed(package, what)
 
 

@@ -39,7 +39,7 @@ _LIBRARIES = (
         for name in ("stdlib", "purelib", "platlib", "scripts")
     ),
 )
-"""What the paths of files begin with that are no user's."""
+"""What the paths of files begin with that do not belong to a user."""
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 

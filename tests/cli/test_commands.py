@@ -331,7 +331,8 @@ def test_report(folder: Path) -> None:
         "Set `weights` to compare fairly."
     )
     claim = (
-        "Nothing may be claimed against `fedavg`: fewer than 3 different runs with the same seeds."
+        "The results show nothing against `fedavg`: fewer than 3 different runs with the same "
+        "seeds."
     )
     assert (
         done.err == f"{claim}\n{told}\nreport  page.html\n"

@@ -347,7 +347,7 @@ def test_each_client_has_its_own_test_part(holdout: float) -> None:
 def test_test_parts_of_nobody() -> None:
     with pytest.raises(fk.FedkeelError, match="'test' names a client 'd'"):
         fk.from_clients({"a": parts()}, test={"d": parts()})
-    with pytest.raises(fk.FedkeelError, match="'test' is no test set"):
+    with pytest.raises(fk.FedkeelError, match="'test' is not a test set"):
         fk.run(
             "fedavg",
             task=fk.Task(nn.Linear(4, 2)),

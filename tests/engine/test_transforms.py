@@ -125,7 +125,7 @@ def test_what_cannot_be_used_is_refused_before_the_run(augment, says: tuple[str,
 
 
 def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'augment' is no function"):
+    with pytest.raises(ConfigError, match="'augment' is not a function"):
         run("flip")
 
 

@@ -189,4 +189,4 @@ def test_its_settings_are_an_argument_in_python(folder: Path) -> None:
     (folder / "study.py").write_text(IN_PYTHON)
     made = python(folder, "study.py")
     assert made.returncode == 0, made.stderr
-    assert made.stdout.startswith("'carbon' is no fedkeel.Carbon.")
+    assert made.stdout.startswith("'carbon' is not a fedkeel.Carbon.")

@@ -169,7 +169,7 @@ def test_updates_are_diagnosed_and_examples_are_not(tmp_path: Path) -> None:
     found = seen.rows[-1].diagnostics
     assert -1 <= found["conflict.cosine"] <= found["conflict.cosine_with_mean"] <= 1
     assert found["drift.norm"] > found["drift.norm_of_mean"] > 0
-    with pytest.raises(ConfigError, match="the server sees the updates alone"):
+    with pytest.raises(ConfigError, match="the server sees only the updates"):
         made("cka", "refused")
     with pytest.raises(ConfigError, match="clients train on their nodes"):
         check_nodes(own(diagnose={"kinds": "participation"}))

@@ -53,9 +53,9 @@ def test_the_sentence_says_what_may_be_claimed() -> None:
     assert outcomes == {"noisy": "open", "up": "better", "down": "worse", "same": "alike"}
     more = claims.of("noisy").more_seeds
     assert claims.sentence == (
-        "What may be claimed against `fedavg` (best round, paired over 4 seeds, corrected for 4 "
+        "What the results show against `fedavg` (best round, paired over 4 seeds, corrected for 4 "
         "comparisons (Holm)): better is `up` by 2.0 points [1.87, 2.13]; worse is `down` by 5.0 "
-        "points [−5.05, −4.90]; `same` differs by less than 0.5 points; open is `noisy` (1.2 "
+        "points [−5.05, −4.90]; `same` differs by less than 0.5 points; undecided is `noisy` (1.2 "
         f"points; about {more} more seeds would show it)."
     )
 
@@ -125,7 +125,8 @@ def test_too_few_seeds_claim_nothing() -> None:
     claims = claims_of(two)
     assert claims is not None
     assert claims.sentence == (
-        "Nothing may be claimed against `fedavg`: fewer than 3 different runs with the same seeds."
+        "The results show nothing against `fedavg`: fewer than 3 different runs with the same "
+        "seeds."
     )
     same = MethodSummary("same", group("same", 0.9).runs * 4, (0, 1, 2, 3))
     claims = claims_of([FEDAVG, BETTER, group("new", 0.9), same])
@@ -193,6 +194,6 @@ def test_rows_and_table_hold_the_numbers() -> None:
 def test_the_page_shows_them(make, tmp_path) -> None:
     folders = make.comparison(tmp_path, {"fedavg": {"top": 0.8}, "fedgc": {"top": 0.9}}, seeds=4)
     html = render_report(load_runs(folders))
-    assert "What may be claimed against" in html
+    assert "What the results show against" in html
     assert "Differences to fedavg" in html
     assert "<td>better</td>" in html

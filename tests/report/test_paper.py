@@ -99,8 +99,9 @@ def test_ranks_over_experiments(make, tmp_path, monkeypatch) -> None:
     assert test.ranks == (1.0, 2.0, 3.0, 4.0)
     assert test.experiments == 6
     assert rank_sentence(test) == (
-        "What may be claimed (Friedman's test over 6 experiments: p = 0.00044; Nemenyi's critical "
-        "difference: 1.91 ranks): `fedgh` above `fedprox` and `fedavg` and `fedgc` above `fedavg`."
+        "What the results show (Friedman's test over 6 experiments: p = 0.00044; Nemenyi's "
+        "critical difference: 1.91 ranks): `fedgh` above `fedprox` and "
+        "`fedavg` and `fedgc` above `fedavg`."
     )
     monkeypatch.chdir(tmp_path)
     names = [path.name for path in paths]
@@ -119,7 +120,7 @@ def test_ranks_over_experiments(make, tmp_path, monkeypatch) -> None:
 
 def test_ranks_that_show_nothing_say_so() -> None:
     test = rank_test([[0.5, 0.6], [0.6, 0.5], [0.5, 0.6]], ["a", "b"])
-    assert rank_sentence(test).startswith("No method may be claimed to rank above another")
+    assert rank_sentence(test).startswith("The results show no method to rank above another")
 
 
 def test_a_picture_for_one_group(tmp_path) -> None:
@@ -139,7 +140,7 @@ def test_the_command_prints_and_draws(make, tmp_path, monkeypatch) -> None:
     done = call("report", "c", "--latex", "--figures", "f")
     assert done.code == 0, done.err
     assert done.out.startswith(r"\begin{tabular}")
-    assert "What may be claimed against `fedavg`" in done.err
+    assert "What the results show against `fedavg`" in done.err
     assert "f/differences.pdf" in done.err
     assert call("report", "c", "--csv").out.startswith("method,score,seeds")
     other = call("report", "c", "--reference", "fedgc", "--margin", "1", "--json").json

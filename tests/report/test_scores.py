@@ -336,7 +336,7 @@ def test_a_target_is_in_the_range_of_its_score(make, tmp_path):
     errors_alone = regression(make, tmp_path / "b", ["fedavg"], rounds=2)
     assert load_runs(errors_alone, 12.5)[0].summary.target == 12.5
     for target in (85, float("nan")):
-        with pytest.raises(RunError, match="The target is no accuracy"):
+        with pytest.raises(RunError, match="The target is not a value of accuracy"):
             load_runs([folder], target)
 
 

@@ -166,5 +166,5 @@ def test_callbacks_of_the_public_functions() -> None:
 
 @pytest.mark.parametrize("wrong", [[print], Recorder(), [Recorder]])
 def test_what_is_no_callback_is_refused(wrong: object) -> None:
-    with pytest.raises(ConfigError, match=r"no list of fedkeel\.Callback"):
+    with pytest.raises(ConfigError, match=r"not a list of fedkeel\.Callback"):
         run(wrong)

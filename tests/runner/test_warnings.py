@@ -276,8 +276,8 @@ def test_names_that_differ_in_case_alone() -> None:
     test = normal(20, 1), y[:20]
     told = of_rows(x, y, test, labels=("a", "b", "B"), names=("North", "north"))
     assert told == [
-        "'b' and 'B' are two labels: they differ in case alone",
-        "'North' and 'north' are two clients: they differ in case alone",
+        "'b' and 'B' are two labels: they differ only in case",
+        "'North' and 'north' are two clients: they differ only in case",
     ]
 
 

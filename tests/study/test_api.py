@@ -338,14 +338,14 @@ def test_it_leaves_signals_and_threads_as_they_were() -> None:
 
 WRONG_KIND = [
     ({"task": Net}, ConfigError, "got the class Net\n  do   write task=fedkeel.Task(Net)"),
-    ({"task": nn.Linear(5, 3)}, ConfigError, "'task' is no fedkeel.Task"),
+    ({"task": nn.Linear(5, 3)}, ConfigError, "'task' is not a fedkeel.Task"),
     ({"clients": arrays()}, DataError, "clients=fedkeel.iid(x, y, clients=10)"),
     ({"test": None}, DataError, "test=(x_test, y_test)"),
-    ({"test": arrays()[0]}, DataError, "'test' is no test set"),
+    ({"test": arrays()[0]}, DataError, "'test' is not a test set"),
     ({"engine": "sequential"}, ConfigError, "engine=fedkeel.Engine(kind='sequential')"),
     ({"local": 0.1}, ConfigError, "local=fedkeel.Local(lr=0.1, epochs=1)"),
-    ({"local": None}, ConfigError, "'local' is no fedkeel.Local"),
-    ({"engine": fk.Stop()}, ConfigError, "'engine' is no fedkeel.Engine"),
+    ({"local": None}, ConfigError, "'local' is not a fedkeel.Local"),
+    ({"engine": fk.Stop()}, ConfigError, "'engine' is not a fedkeel.Engine"),
 ]
 """Arguments of another kind than is meant."""
 
@@ -397,7 +397,7 @@ def test_a_mistake_is_said_in_four_lines(
 
 
 def test_an_output_folder_is_a_path() -> None:
-    with pytest.raises(ConfigError, match="'out' is no folder"):
+    with pytest.raises(ConfigError, match="'out' is not a folder"):
         run(out=3)
 
 

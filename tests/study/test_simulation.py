@@ -104,7 +104,7 @@ def test_a_search(tmp_path: Path) -> None:
     ranged = fk.Space(space={"local.lr": fk.Range(low=0.01, high=0.2)}, trials=1)
     with pytest.raises(ConfigError, match=r"write e\.g\. space=fedkeel\.Space"):
         study.tune("fedavg", {"local.lr": ranged}, out=tmp_path / "other")
-    with pytest.raises(ConfigError, match="'out' is no folder"):
+    with pytest.raises(ConfigError, match="'out' is not a folder"):
         study.tune("fedavg", rates, out=None)
     assert not (tmp_path / "other").exists()
 

@@ -180,7 +180,7 @@ def meant(kind: type[BaseModel], word: str, known: Sequence[str]) -> str:
 
 
 def table_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """Return the class of the settings below a key, None where the key is no table of settings.
+    """Return the class of the settings below a key, None where the key is not a table of settings.
 
     A table that may be absent, such as `Privacy | None`, is one too.
     """

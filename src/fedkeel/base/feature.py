@@ -122,7 +122,7 @@ class Declaration:
         options: of the commands that read an experiment.
         record_class: type of what run.json has under its key, such as a dataclass; None where it
             writes nothing.
-        record_meaning: what that is, in a sentence, where it is no dataclass.
+        record_meaning: what that is, in a sentence, where it is not a dataclass.
         label: what its record is called in tables of settings; "" takes the name of its table.
         is_in_overview: whether its record is below the title of a page, too.
         report: import path of what it adds to reports, a `report.feature_report.FeatureReport`;

@@ -133,7 +133,7 @@ def warn_once(message: str) -> None:
 
 
 class Kinds(Settings):
-    """Settings of which some mean something for some kinds alone.
+    """Settings of which some mean something only for some kinds.
 
     Left over from another kind they are only told of (`idle`); beside a kind that nobody has given
     they are refused: it is the kind that has been forgotten.

@@ -58,8 +58,8 @@ class Data(Settings):
             example, in the losses ``mse``, ``l1``, ``huber`` and ``poisson`` and the metrics
             ``mae``, ``rmse`` and ``r2``. Other losses refuse them; a metric of your own gets NaN.
         client: name of the client column or array, None where there is none; as for `label`.
-        drop: columns of a CSV or Parquet file that are no inputs, such as an identifier. Of several
-            sources only some need to have them.
+        drop: columns of a CSV or Parquet file that are not inputs, such as an identifier. Of
+            several sources only some need to have them.
         categories: columns of tables that hold categories and no numbers, such as ``["sex"]``; each
             category becomes an input of 0 or 1. With their names, ``{sex = ["f", "m"]}``, others
             are refused; without, they are those of the training files.
@@ -171,8 +171,8 @@ class Partition(Kinds):
         holdout: share of each client's examples kept aside to evaluate that client on.
         holdout_by: name of the column or array that says what belongs together, such as
             ``patient``: whatever is kept aside, for `holdout` and for testing
-            (`data.test_fraction`), is kept aside in whole groups of one value. It is no input. Of
-            several sources each has groups of its own.
+            (`data.test_fraction`), is kept aside in whole groups of one value. It is not an input.
+            Of several sources each has groups of its own.
         stratify: whether `holdout` keeps the share of each class, and at least one example of each
             that a client has two of; with `holdout_by` as nearly as whole groups allow. A test set
             is always drawn so.

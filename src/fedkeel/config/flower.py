@@ -32,7 +32,7 @@ class Flower(Settings):
             median counts as 1 at least.
         poll_seconds: time between looks for new replies.
         message_mb: the largest message that is sent, in 10^6 bytes.
-        secure_aggregation: whether the server sees sums over the nodes alone, and no single update:
+        secure_aggregation: whether the server sees only sums over the nodes, and no single update:
             see the guide on security for what that protects. A simulation has the same sums without
             masks.
         secure_minimum: smallest number of nodes in such a sum; None for more than half of the nodes

@@ -130,7 +130,7 @@ class Local(Settings):
             before momentum; of ``adamw`` each step takes off lr * weight_decay * parameter. Where
             it is not given, 0.01 for ``adamw``, as in torch, and else 0. Not where no gradient ever
             reaches a parameter, as in torch.optim. A step that leaves out a layer that others go
-            through has a gradient of 0 for it; torch leaves that layer alone.
+            through has a gradient of 0 for it; torch leaves that layer as it is.
         clip_norm: largest norm of a step's gradient over the whole model, > 0; a longer gradient is
             shortened as by torch.nn.utils.clip_grad_norm_. It acts after all that the method does
             to the gradient, and before weight decay. None clips nothing.

@@ -43,7 +43,7 @@ def _is_plain(value: object) -> bool:
 
 
 class Lora(Settings):
-    """Low-rank adapters, which alone are trained and sent.
+    """Low-rank adapters: only they are trained and sent.
 
     Args:
         rank: their rank, >= 1.
@@ -121,7 +121,7 @@ class Cohort(Settings):
         dropout: probability that a selected client does not report, in [0, 1).
         new_clients: number of clients that no round selects, drawn once; or their names (of clients
             without names their numbers), such as ``["north"]``: their scores show what a
-            client gets that joins later. All else here counts the other clients alone.
+            client gets that joins later. All else here counts only the other clients.
         candidates: for ``power_of_choice``, d: how many clients are asked for their loss in each
             round; None for twice those of a round, as far as there are so many.
         exploration: for ``oort``, share of a round's clients that have never trained, in the first
@@ -150,7 +150,7 @@ class Cohort(Settings):
             raise ValueError("'new_clients' must be at least 0")
         for name, sampling in _ONLY_FOR.items():
             if getattr(self, name) is not None and self.sampling != sampling:
-                raise ValueError(f"'{name}' is for sampling = {sampling!r} alone")
+                raise ValueError(f"'{name}' is only for sampling = {sampling!r}")
         return self
 
     @property
@@ -160,7 +160,7 @@ class Cohort(Settings):
 
     @property
     def by_losses(self) -> bool:
-        """Whether the clients of a round depend on losses, and not on the seed alone."""
+        """Whether the clients of a round depend on losses, and not only on the seed."""
         return self.sampling in ("power_of_choice", "oort")
 
     def decisive(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ class TaskSettings(Settings):
         loss: name of the loss, such as ``cross_entropy``, ``mse``, ``bce``, ``dice`` or ``cox``; or
             the import path ``module:function`` of a function (output, target) -> losses [B].
         metrics: what is measured besides the loss, such as ``accuracy``, ``auroc``, ``mae``, ``r2``
-            or ``dice``; or import paths. None takes accuracy and top-3 accuracy for labels, and the
-            loss alone for the rest.
+            or ``dice``; or import paths. None takes accuracy and top-3 accuracy for labels, and
+            only the loss for the rest.
         score: name of the metric by which models are judged; None takes the first one.
     """
 

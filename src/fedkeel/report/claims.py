@@ -69,7 +69,7 @@ class Claim:
 
     @property
     def outcome(self) -> ClaimOutcome:
-        """What may be claimed of the method."""
+        """What the results show of the method."""
         if self.lead == "clear":
             return "better" if self.score.sign * self.difference.stat.mean > 0 else "worse"
         if self.is_alike:
@@ -140,11 +140,11 @@ class Claims:
 
     @property
     def sentence(self) -> str:
-        """What may be claimed, in one sentence."""
+        """What the results show, in one sentence."""
         reference = quoted(self.reference)
         if not self.claims:
             few = f"fewer than {MIN_SEEDS} different runs with the same seeds"
-            return f"Nothing may be claimed against {reference}: {few}."
+            return f"The results show nothing against {reference}: {few}."
         phrases = [
             *self._differences("better"),
             *self._differences("worse"),
@@ -158,7 +158,7 @@ class Claims:
             f", corrected for {len(self.claims)} comparisons (Holm)" if len(self.claims) > 1 else ""
         )
         how = f"best round, paired over {over}{corrected}"
-        return f"What may be claimed against {reference} ({how}): {'; '.join(phrases)}."
+        return f"What the results show against {reference} ({how}): {'; '.join(phrases)}."
 
     def _differences(self, outcome: ClaimOutcome) -> list[str]:
         texts = []
@@ -188,7 +188,7 @@ class Claims:
             if seeds is not None:
                 text = f"about {seeds} more {'seed' if seeds == 1 else 'seeds'}"
             texts.append(f"{quoted(claim.method)} ({size}; {text} would show it)")
-        shown = [f"open is {enumeration(texts)}"] if texts else []
+        shown = [f"undecided is {enumeration(texts)}"] if texts else []
         few = self._with("too few examples")
         if few:
             names = enumeration([quoted(claim.method) for claim in few])
@@ -319,7 +319,7 @@ def _check(methods: Sequence[MethodSummary], reference: str | None, margin: floa
     labels = [method.method for method in methods]
     if reference is not None and reference not in labels:
         raise RunError(
-            "The reference is none of the methods.",
+            "The reference is not one of the methods.",
             got=reference,
             expected=f"one of {', '.join(labels)}",
         )

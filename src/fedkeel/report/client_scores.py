@@ -44,7 +44,7 @@ class RunClientScores:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The scores alone."""
+        """Only the scores."""
         return tuple(self.by_client.values())
 
 

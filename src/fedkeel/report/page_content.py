@@ -112,7 +112,7 @@ def overview(methods: Sequence[MethodResults]) -> list[str]:
 
 
 def tiles(method: MethodResults) -> list[Tile]:
-    """Return the figures of a method that is reported alone."""
+    """Return the figures of a method that is reported by itself."""
     summary = method.summary
     runs = summary.runs
     best_round = runs[0].best_round if len(runs) == 1 else None
@@ -293,7 +293,7 @@ def reference_method(methods: Sequence[MethodResults]) -> MethodResults:
 def rounds_to_shares(methods: Sequence[MethodResults]) -> list[list[Stat | None]]:
     """Return the rounds until each method reaches `SHARES` of the reference's best score.
 
-    Nothing where the reference has not been evaluated, and where the score is no share that grows.
+    Nothing where the reference has not been evaluated, or the score is not a share that grows.
     """
     best = reference_method(methods).summary.stat("best")
     score = shared_score([method.summary for method in methods])

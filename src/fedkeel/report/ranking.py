@@ -15,7 +15,7 @@ from fedkeel.report.runs import load_runs
 def rank_methods(comparisons: Sequence[Path]) -> RankTest:
     """Rank the methods that all comparisons have, each by the mean of its best scores over seeds.
 
-    Scores may differ between comparisons, as ranks alone count; baselines do not take part.
+    Scores may differ between comparisons, as only ranks count; baselines do not take part.
 
     Args:
         comparisons: their folders, one for each experiment.
@@ -39,10 +39,10 @@ def rank_sentence(test: RankTest) -> str:
     friedman = f"Friedman's test {over}: p = {test.p_value:.3g}"
     if not test.separated:
         reason = "differences of ranks are within chance"
-        return f"No method may be claimed to rank above another ({friedman}): {reason}."
+        return f"The results show no method to rank above another ({friedman}): {reason}."
     below: dict[str, list[str]] = {}
     for better, worse in test.separated:
         below.setdefault(better, []).append(quoted(worse))
     texts = [f"{quoted(better)} above {enumeration(worse)}" for better, worse in below.items()]
     limit = f"Nemenyi's critical difference: {test.critical_difference:.2f} ranks"
-    return f"What may be claimed ({friedman}; {limit}): {enumeration(texts)}."
+    return f"What the results show ({friedman}; {limit}): {enumeration(texts)}."

@@ -29,7 +29,7 @@ class RunResults:
         rows: its round records.
         summary: its figures.
         comparison_key: digest of settings, version, model and data, without method and seed.
-        path: of its folder as the user gave it, the name alone of an absolute one, as pages are
+        path: of its folder as the user gave it, only the name of an absolute one, as pages are
             passed on; "" where it has none.
         settings: the settings that decide numbers, by dotted key; none of a run in memory.
         changes: what is not as the run has left it in its folder, one sentence each.
@@ -235,7 +235,7 @@ def _check_target(target: float, record: RunRecord) -> None:
     if math.isfinite(target) and (not score.unit or 0 <= target <= 1):
         return
     raise RunError(
-        f"The target is no {score.label}.",
+        f"The target is not a value of {score.label}.",
         got=f"{target:g}",
         expected="a share in [0, 1], such as 0.85" if score.unit else "a number",
     )

@@ -94,7 +94,7 @@ def _named(score: MetricInfo) -> str:
 
 
 def verdict(methods: Sequence[MethodSummary], claims: Claims | None = None) -> Verdict:
-    """Return the conclusion over methods, or over one method alone; baselines do not compete.
+    """Return the conclusion over methods, or over a single method; baselines do not compete.
 
     Args:
         methods: the methods.

@@ -100,7 +100,7 @@ class Callback:
 
         It is called for every row, once the model has been scored on the test set and before the
         row is recorded. When a run is continued, it is called again for the rows so far, so that a
-        decision that depends on the rows alone is the same as without the interrupt.
+        decision that depends only on the rows is the same as without the interrupt.
         """
         return ""
 

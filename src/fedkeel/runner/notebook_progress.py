@@ -1,6 +1,6 @@
 """Progress bars in a Jupyter notebook, in one output that is written again and again.
 
-Rich shows its bars there by ipywidgets, which not every notebook has; this needs IPython alone.
+Rich shows its bars there by ipywidgets, which not every notebook has; this needs only IPython.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     metrics = task.metric_set(network, data)
     if clients.how["kind"] == "nodes" and (name := metrics.why_not_on_nodes()):
         raise ModelError(
-            f"The metric {name!r} has to see all examples at once, and nodes send sums alone.",
+            f"The metric {name!r} has to see all examples at once, and nodes send only sums.",
             do="leave it out of the metrics where the data are on nodes",
         )
     augment = _described_transform(ingredients, data, settings.seed)

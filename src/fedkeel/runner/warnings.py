@@ -212,7 +212,7 @@ def _labels_that_look_like_quantities(data: Dataset) -> str:
 
 
 def _names_that_nearly_agree(federation: Federation) -> Iterator[str]:
-    """Yield a warning where names differ by the case of their letters alone, or are one number."""
+    """Yield a warning where names differ only by the case of their letters, or are one number."""
     for names, what in (
         (federation.data.label_names, "labels"),
         (federation.names, "clients"),
@@ -224,7 +224,7 @@ def _names_that_nearly_agree(federation: Federation) -> Iterator[str]:
             is_value = is_number(name)
             other = known.setdefault(Decimal(name) if is_value else name.casefold(), name)
             if other != name:
-                how = "are one number, written in two ways" if is_value else "differ in case alone"
+                how = "are one number, written in two ways" if is_value else "differ only in case"
                 yield f"{other!r} and {name!r} are two {what}: they {how}"
                 break
 

@@ -119,7 +119,7 @@ _EXAMPLES = {
 
 
 def shared_settings(shared: Mapping[str, Any]) -> config.Run:
-    """Return the settings in what runs share, or refuse what is none (ConfigError)."""
+    """Return the settings in what runs share, or refuse it (ConfigError)."""
     who = shared.get("participation"), shared.get("clients_per_round")
     given = {name: shared.get(name) for name in config.Run.model_fields}
     values = {name: value for name, value in given.items() if value is not None}
@@ -139,7 +139,7 @@ def check_settings(name: str, value: object, kind: type[BaseModel], example: str
     """Refuse what is not of a class of settings (ConfigError)."""
     if not isinstance(value, kind):
         raise ConfigError(
-            f"{name!r} is no fedkeel.{kind.__name__}.",
+            f"{name!r} is not a fedkeel.{kind.__name__}.",
             got=_described(value),
             do=f"write e.g. {name}=fedkeel.{kind.__name__}({example})",
         )
@@ -169,10 +169,10 @@ def checked_ingredients(
     if not isinstance(task, Task):
         name = task.__name__ if isinstance(task, type) else "model"
         do = f"write task=fedkeel.Task({name})"
-        raise ConfigError("'task' is no fedkeel.Task.", got=_described(task), do=do)
+        raise ConfigError("'task' is not a fedkeel.Task.", got=_described(task), do=do)
     if not isinstance(clients, Federation):
         raise DataError(
-            "'clients' is no federation.",
+            "'clients' is not a federation.",
             got=_described(clients),
             expected="a fedkeel.Federation",
             do="divide the arrays: clients=fedkeel.iid(x, y, clients=10), or by fedkeel.dirichlet, "
@@ -183,7 +183,7 @@ def checked_ingredients(
     name = getattr(model, "__name__", None) or type(model).__name__
     if augment is not None and not callable(augment):
         raise ConfigError(
-            "'augment' is no function.",
+            "'augment' is not a function.",
             got=_described(augment),
             expected="(x, y, random) -> (x, y), a batch and a numpy.random.Generator",
         )
@@ -196,13 +196,13 @@ def _with_seed(clients: Federation, seed: int) -> Federation:
 
 
 def _test_set(clients: Federation, test: Test) -> Dataset:
-    """Return the test set, made ready as the clients' examples were; or refuse what is none."""
+    """Return the test set, made ready as the clients' examples were; or refuse it."""
     if test is None and clients.test is not None:
         return clients.test
     is_pair = isinstance(test, (tuple, list)) and len(test) == 2
     if not (is_pair or isinstance(test, Dataset) or is_examples(test)):
         raise DataError(
-            "'test' is no test set.",
+            "'test' is not a test set.",
             got=_described(test),
             expected="a pair (x, y) of inputs and labels, or a fedkeel.Dataset",
             do="keep some examples from the clients, and give test=(x_test, y_test)",
@@ -211,13 +211,13 @@ def _test_set(clients: Federation, test: Test) -> Dataset:
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Refuse what is no callback (ConfigError)."""
+    """Refuse what is not a callback (ConfigError)."""
     wrong: list[object] = [callbacks]
     if isinstance(callbacks, (list, tuple)):
         wrong = [callback for callback in callbacks if not isinstance(callback, Callback)]
     if wrong:
         raise ConfigError(
-            "'callbacks' is no list of fedkeel.Callback.",
+            "'callbacks' is not a list of fedkeel.Callback.",
             got=_described(wrong[0]),
             do="write a subclass of fedkeel.Callback, and give callbacks=[MyCallback()]",
         )
@@ -232,12 +232,12 @@ def _described(value: object) -> str:
 
 
 def checked_folder(out: object) -> Path | None:
-    """Return the folder, or refuse what is no path (ConfigError)."""
+    """Return the folder, or refuse what is not a path (ConfigError)."""
     return None if out is None else folder_of(out)
 
 
 def folder_of(out: object) -> Path:
-    """Return the folder, or refuse what is no path, None too (ConfigError)."""
+    """Return the folder, or refuse what is not a path, None too (ConfigError)."""
     if isinstance(out, (str, Path)):
         return expanded(out)
-    raise ConfigError("'out' is no folder.", got=_described(out), expected="a path")
+    raise ConfigError("'out' is not a folder.", got=_described(out), expected="a path")

@@ -67,7 +67,7 @@ def new_experiment(
         sources: paths of tables, or one path or known name of anything that `data.source` takes.
         label: name of the column or array that is to be predicted.
         client: name of the column or array of clients, None where there is none.
-        drop: names of columns that are to be no inputs.
+        drop: names of columns that should not be inputs.
 
     Raises:
         ConfigError: the name cannot be used, or a file of that name is there.

@@ -273,7 +273,7 @@ class _Pool:
         outcome = self._outcome(child.request, result)
         self._outcomes[child.index] = outcome
         if outcome is None or not self._may_continue(outcome):
-            stop.set()  # also where somebody has terminated this process alone
+            stop.set()  # also where somebody has terminated only this process
 
     def _outcome(self, request: RunRequest, result: object) -> RunOutcome | None:
         """Return the outcome of a run that ended; None where it was interrupted."""

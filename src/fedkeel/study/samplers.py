@@ -1,7 +1,7 @@
 """Samplers: which points a search tries next, from a grid or from Optuna.
 
-A sampler returns points and receives their scores. Its points depend on its seed and on these
-scores alone, so a search that is repeated from its finished runs asks for the same points in the
+A sampler returns points and receives their scores. Its points depend only on its seed and on these
+scores, so a search that is repeated from its finished runs asks for the same points in the
 same order.
 """
 
@@ -22,7 +22,7 @@ WAVE = 4
 """Points that Optuna suggests before it learns their scores, whatever the number of processes."""
 
 DEFAULT_TRIALS = 16
-"""Trials of a search that is no grid, where the settings name no number."""
+"""Trials of a search that is not a grid, where the settings name no number."""
 
 FAILED_SCORE = -1e300
 """Score of a trial that failed: worse than any other."""

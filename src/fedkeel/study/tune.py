@@ -1,7 +1,7 @@
 """A search for good settings: each method gets the same budget and the same score.
 
 A search is a folder of runs. It starts from the beginning each time and reads finished runs from
-the folder. The next points depend on a fixed seed and on finished runs alone, so a search that was
+the folder. The next points depend only on a fixed seed and on finished runs, so a search that was
 killed and repeated gives the same result as one that was not.
 """
 

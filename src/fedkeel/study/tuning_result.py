@@ -257,7 +257,7 @@ def experiment_files(result: TuningResult) -> list[Path]:
 
 
 def _experiment(row: TunedMethod, settings: RunSettings, name: str) -> str:
-    """Return an experiment file that compares the tuned method alone."""
+    """Return an experiment file that runs only the tuned method."""
     update: dict[str, Any] = {"name": f"{settings.name}-{name}"}
     if isinstance(settings, config.Experiment):
         methods = {"methods": (settings.method,)}

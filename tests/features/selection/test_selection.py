@@ -185,5 +185,5 @@ def test_what_does_not_go_with_it_is_refused(cohort: dict, given: dict, says: st
 
 
 def test_a_setting_of_another_sampling_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'candidates' is for sampling = 'power_of_choice' alone"):
+    with pytest.raises(ConfigError, match="'candidates' is only for sampling = 'power_of_choice'"):
         fk.Cohort(clients=2, candidates=3)

@@ -192,7 +192,7 @@ def test_mistakes() -> None:
 
 @pytest.mark.parametrize("target", [0.0, 1.5, 80.0, -0.5])
 def test_a_target_of_accuracy_is_a_share(target: float) -> None:
-    with pytest.raises(ConfigError, match=r"stop\.target is no share") as error:
+    with pytest.raises(ConfigError, match=r"stop\.target is not a share") as error:
         prepared(stop=fk.Stop(target=target))
     assert len(error.value.lines()) <= 4
     assert (error.value.do == "write 0.8") == (target == 80.0)

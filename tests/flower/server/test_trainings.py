@@ -257,7 +257,7 @@ def test_what_does_not_go_with_nodes_or_with_rounds_is_refused() -> None:
     with pytest.raises(CompositionError, match="does not wait for the clients"):
         Method("fedbuff(buffer=2)", clients=4)
     by_losses = prepared(cohort=fk.Cohort(clients=2, sampling="oort")).settings
-    with pytest.raises(ConfigError, match="cohorts of nodes depend on the seed alone"):
+    with pytest.raises(ConfigError, match="cohorts of nodes depend only on the seed"):
         check_nodes(by_losses)
     with pytest.raises(ConfigError, match="Virtual time is for simulations"):
         check_nodes(prepared("fedasync", system=SLOW).settings)

@@ -27,7 +27,7 @@ def attackers(settings: Adversary, clients: int, seed: int) -> Ints:
     A share of the clients is rounded and drawn from the stream (seed, "adversary").
 
     Raises:
-        ConfigError: a client does not exist, or the share is nobody or everybody.
+        ConfigError: a client does not exist, or the share means no client or all clients.
 
     >>> attackers(Adversary(kind="sign_flip", share=0.3), 10, seed=0).tolist()
     [2, 3, 6]

@@ -39,7 +39,7 @@ def poisoned(federation: Federation, settings: Adversary, attackers: Ints, seed:
         seed: seed of the run; of a backdoor, it decides which examples get the trigger.
 
     Raises:
-        DataError: the targets are no labels, the inputs cannot carry a trigger, or an attacker has
+        DataError: the targets are not labels, the inputs cannot carry a trigger, or an attacker has
             an example that an honest client has, too.
     """
     if settings.kind not in POISONING:
@@ -122,12 +122,12 @@ def _chosen(rows: Ints, settings: Adversary, seed: int, client: int) -> Ints:
 def _check_labels(data: Dataset, settings: Adversary) -> None:
     if not data.has_labels:
         raise DataError(
-            f"The attack {settings.kind!r} needs labels, and the targets are none.",
+            f"The attack {settings.kind!r} needs labels, and the targets are not labels.",
             do="choose one that changes updates, such as 'sign_flip'",
         )
     if settings.kind == "backdoor" and settings.target >= data.classes:
         raise DataError(
-            "adversary.target is no label.",
+            "adversary.target is not a label.",
             got=settings.target,
             expected=f"0..{data.classes - 1}",
         )

@@ -66,7 +66,7 @@ class Adversary(Kinds):
         poisoned: share of an attacker's examples that carry the trigger of a ``backdoor``, in
             (0, 1].
         trigger: side of the square in the lower right corner of an image that is the trigger of a
-            ``backdoor``, in pixels. Of inputs that are no images it is the number of last columns.
+            ``backdoor``, in pixels. Of inputs that are not images it is the number of last columns.
     """
 
     kind: AttackKind = "none"

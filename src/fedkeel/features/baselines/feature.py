@@ -9,7 +9,7 @@ from fedkeel import config
 from fedkeel.engine.prepared import Draft, Prepared
 from fedkeel.features.baselines.client_models import ClientModels
 from fedkeel.features.baselines.declaration import CENTRALISED, BaselinesDeclaration
-from fedkeel.features.baselines.training import alone, described, goes_on, pooled_work
+from fedkeel.features.baselines.training import described, goes_on, pooled_work, shares_nothing
 from fedkeel.records.baselines import LOCAL
 from fedkeel.runner.feature import Feature
 
@@ -31,7 +31,7 @@ class Baseline(Feature):
         training = replace(training, plan=replace(training.plan, expression=name))
         draft = replace(draft, training=training, is_baseline=True)
         if name == LOCAL:
-            draft = replace(draft, training=alone(training))
+            draft = replace(draft, training=shares_nothing(training))
         if name == CENTRALISED:
             local = pooled_work(training.local, draft.settings, draft.clients.sizes)
             draft = replace(

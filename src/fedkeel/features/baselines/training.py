@@ -21,7 +21,7 @@ def goes_on(training: LocalTraining) -> LocalTraining:
     return replace(training, local=training.local.model_copy(update={"keep_state": True}))
 
 
-def alone(training: LocalTraining) -> LocalTraining:
+def shares_nothing(training: LocalTraining) -> LocalTraining:
     """Return local training of which nothing is shared."""
     network = training.network
     buffers = "local" if network.buffers else training.buffers

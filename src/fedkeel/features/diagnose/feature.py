@@ -28,8 +28,8 @@ class Diagnostics(Feature):
             if settings.flower.secure_aggregation:
                 raise ConfigError(
                     f"The diagnostics {kind!r} cannot be measured under secure aggregation.",
-                    why="they compare single clients' updates, of which the server sees the sum "
-                    "alone",
+                    why="they compare single clients' updates, of which the server sees only "
+                    "the sum",
                     do="leave it out of diagnose.kinds, or simulate the federation: fedkeel run",
                 )
             if DIAGNOSTICS[kind].trains:

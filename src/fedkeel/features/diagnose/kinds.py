@@ -22,7 +22,7 @@ Refuse = Callable[[TrainingSetup], str]
 
 def _needs_examples(setup: TrainingSetup) -> str:
     if setup.federation.how["kind"] == "nodes":
-        return "the examples are on the nodes, and the server sees the updates alone"
+        return "the examples are on the nodes, and the server sees only the updates"
     return ""
 
 
@@ -37,7 +37,7 @@ def _needs_likelihood(setup: TrainingSetup) -> str:
     network = setup.training.network
     if network.task_loss not in LIKELIHOODS:
         known = ", ".join(sorted(loss_name(loss) for loss in LIKELIHOODS))
-        return f"the loss is no log-likelihood of each example; {known} are"
+        return f"the loss is not a log-likelihood of each example; {known} are"
     if network.batch_statistics:
         return "batch normalisation by the batch at hand mixes the examples"
     return _needs_global_model(setup)

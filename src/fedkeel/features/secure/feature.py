@@ -53,7 +53,7 @@ class SecureAggregation(Feature):
             return None
         minimum = self.settings.secure_minimum
         least = f"at least {minimum} nodes and over" if minimum else "over"
-        text = f"the server saw sums of updates alone, each of {least} half of the nodes"
+        text = f"the server saw only sums of updates, each of {least} half of the nodes"
         if prepared.plan.reduction.sum_noise() > 0.0:
             text += "; clients added the noise of the privacy budget"
         return text

@@ -25,7 +25,7 @@ class SelectionByLosses(Feature):
         """Refuse cohorts by losses, which are for simulations."""
         raise ConfigError(
             f"cohort.sampling = {settings.cohort.sampling!r} is for simulations.",
-            why="the cohorts of nodes depend on the seed alone, so that each node can tell what a "
+            why="the cohorts of nodes depend only on the seed, so that each node can tell what a "
             "run is going to ask of it",
             do="set cohort.sampling = 'uniform'",
         )

@@ -41,7 +41,7 @@ class BestModelKeeper:
     """Keeps the model of the round with the best score; of equal scores the first one.
 
     The score is that on the examples that clients hold out, where they hold any out and are
-    evaluated during the run, else that on the test set. It depends on the rows alone, so a
+    evaluated during the run, else that on the test set. It depends only on the rows, so a
     continued run chooses the same round.
 
     Args:

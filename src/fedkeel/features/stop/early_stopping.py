@@ -28,7 +28,7 @@ def score_on_test(row: RoundRecord, score: MetricInfo, sources_needed: int = 1) 
 class EarlyStopping(Callback):
     """Ends a run at a target, or when the test score has not improved for some rounds.
 
-    The decision depends on the rows alone, so a continued run ends with the same round.
+    The decision depends only on the rows, so a continued run ends with the same round.
 
     Args:
         settings: when a run ends.

@@ -63,7 +63,7 @@ class EarlyEnd(Feature):
         for name, target in given.items():
             if target is not None and not 0 < target <= 1:
                 raise ConfigError(
-                    f"{name} is no share.",
+                    f"{name} is not a share.",
                     got=target,
                     expected="a number in (0, 1]",
                     why=f"the score is {score.label}",
@@ -71,7 +71,7 @@ class EarlyEnd(Feature):
                 )
         if self.settings.min_delta >= 1:
             raise ConfigError(
-                "stop.min_delta is no share.",
+                "stop.min_delta is not a share.",
                 got=self.settings.min_delta,
                 expected="a number in [0, 1)",
                 why=f"the score is {score.label}",

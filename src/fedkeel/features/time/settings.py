@@ -92,7 +92,7 @@ class System(Settings):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether who takes part depends on time, and not on the cohort alone."""
+        """Whether who takes part depends on time, and not only on the cohort."""
         return (
             self.availability != "always" or self.enough < 1.0 or self.deadline_seconds is not None
         )

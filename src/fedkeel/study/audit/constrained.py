@@ -2,7 +2,7 @@
 
 FedGC's paper (fedgc2023, Appendix A.5) says that CGC cannot be undone. The client sends u =
 h + v z, where z is the server's last pseudo-gradient. The attacker knows u, and z, which the server
-made. So h is unknown along z alone, and only where the constraint binds, which <u, z> = C tells.
+made. So h is unknown only along z, and only where the constraint binds, which <u, z> = C tells.
 Matching leaves that component out, and v is what is left of it in the end.
 """
 

@@ -92,7 +92,7 @@ def examine(
 
 
 def _settings(run: config.Run, settings: config.Audit) -> config.Run:
-    """Return the run's settings without what ends it early, scored at the round alone."""
+    """Return the run's settings without what ends it early, scored only at the round."""
     every = run.evaluation.model_copy(update={"every": settings.round})
     update = {"evaluation": every, "stop": Stop(), "diagnose": Diagnose()}
     return run.model_copy(update=update)

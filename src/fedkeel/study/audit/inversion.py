@@ -86,7 +86,7 @@ def dlg(
     iterations: int = 300,
     tries: int = 1,
     unknown: tuple[Direction, ...] = (),
-    enough: float = 0.0,
+    tolerance: float = 0.0,
     progress: Progress = lambda _: None,
 ) -> Reconstruction:
     """Look for inputs and labels whose gradient is the one that was seen, by L-BFGS.
@@ -94,7 +94,7 @@ def dlg(
     Source: Zhu et al. 2019, Algorithm 1: L-BFGS with rate 1 on the squared distance; each iteration
     is one call of torch's optimiser, of at most 20 evaluations.
     Deviations: a strong Wolfe line search, in float64; several starts, of which the one that ends
-    nearest is kept; it ends early where the distance is `enough`, or does not shrink.
+    nearest is kept; it ends early where the distance is within `tolerance`, or does not shrink.
 
     Args:
         model: the gradient of made-up examples, and the one that was seen.
@@ -102,8 +102,8 @@ def dlg(
         iterations: most iterations of each try.
         tries: starts.
         unknown: directions along which the gradient is not known.
-        enough: the squared distance at which it ends, such as that of rounding errors.
-        progress: told of iterations.
+        tolerance: the squared distance at which it ends, such as that of rounding errors.
+        progress: called with the number of iterations that are done.
     """
     best: Reconstruction | None = None
     match = Match(model.target, "l2", unknown)
@@ -126,7 +126,7 @@ def dlg(
             distance = float(optimiser.step(closure).detach())  # type: ignore[no-untyped-call]
             progress(1)
             is_stuck = distance >= before * (1 - 1e-9)
-            if not math.isfinite(distance) or distance <= enough or is_stuck:
+            if not math.isfinite(distance) or distance <= tolerance or is_stuck:
                 break
         progress(iterations - steps)
         distance = float(match(model(x, guess.as_target(free))).detach())
@@ -134,7 +134,7 @@ def dlg(
         if best is None or distance < best.distance:
             y = guess.as_labels(free).detach()
             best = Reconstruction(x.detach().nan_to_num(), y, distance, steps)
-        if best.distance <= enough:
+        if best.distance <= tolerance:
             progress(iterations * (tries - attempt))
             break
     if best is None:
@@ -184,7 +184,7 @@ def match_images(
         guess: where to begin.
         how: distance, steps, weight of the total variation, range.
         unknown: directions along which the gradient is not known.
-        progress: told of iterations.
+        progress: called with the number of iterations that are done.
     """
     match = Match(model.target, how.distance, unknown)
     x, free = guess.inputs().requires_grad_(), guess.targets()

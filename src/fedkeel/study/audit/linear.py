@@ -27,7 +27,7 @@ def first_layer(gradient: Tree, features: int) -> tuple[Tensor, Tensor] | None:
         features: F, numbers in an input.
 
     Returns:
-        None where the first parameters are no such layer with a bias.
+        None where the first parameters are not such a layer with a bias.
     """
     name, first = next(iter(gradient.items()))
     bias = gradient.get(f"{name.removesuffix('weight')}bias")

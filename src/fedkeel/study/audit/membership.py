@@ -88,8 +88,8 @@ def matched(
 ) -> tuple[Ints, Ints]:
     """Return places of members and of others with the same shares of the labels.
 
-    Clients differ in their labels, and a test set does not: without this, an attack that sees the
-    label alone would look good. Labels that no other has are left out.
+    Clients differ in their labels, and a test set does not: without this, an attack that sees
+    only the label would look good. Labels that no other has are left out.
 
     Args:
         member_labels: [m] labels of the members.

@@ -125,7 +125,7 @@ class Overheard:
         return self._seen("release", update, np.arange(len(self.steps)))
 
     def see(self, view: View, client: int) -> Observation:
-        """Return one of the three views; `client` matters to the first alone."""
+        """Return one of the three views; `client` matters only to the first."""
         if view == "client":
             return self.client(client)
         return self.sum() if view == "sum" else self.release()

@@ -19,7 +19,7 @@ MOST = 8
 def pictures_of(
     inputs: Tensor, originals: Tensor, compared: ReconstructionQuality, units: Units
 ) -> tuple[Picture, ...]:
-    """Return the pairs of a comparison as pictures, the best first; () of what is no picture.
+    """Return the pairs of a comparison as pictures, the best first; () of what is not a picture.
 
     Args:
         inputs: [m, C, H, W] reconstructions.

@@ -1,4 +1,4 @@
-"""How good reconstructions are: each is compared with the original that it is nearest to."""
+"""How good reconstructions are: each is compared with the closest original."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class ReconstructionQuality:
     Args:
         pairs: (reconstruction, original) of each that was compared.
         psnr: [p] of each pair, in dB.
-        ssim: mean structural similarity of the pairs; None for what is no picture, or without the
-            package torchmetrics.
+        ssim: mean structural similarity of the pairs; None for what is not a picture, or without
+            the package torchmetrics.
         originals: number of originals.
     """
 
@@ -86,7 +86,7 @@ class ReconstructionQuality:
 
 
 def psnr(mse: float, extent: float) -> float:
-    """Return 10 log10(extent^2 / mse) in dB, at most 150, where the sum is rounding alone."""
+    """Return 10 log10(extent^2 / mse) in dB, at most 150, where the sum is only rounding."""
     if mse <= 0.0:
         return 150.0
     return min(10.0 * math.log10(extent**2 / mse), 150.0)

@@ -1,4 +1,4 @@
-"""What the doctor measures of the data alone: labels, sizes and inputs by client."""
+"""What the doctor measures only of the data: labels, sizes and inputs by client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_TOKENS = 10_000
 
 
 def measure_data(federation: Federation, seed: int) -> Measurements:
-    """Return what the data alone say; the numbers of a pilot are empty."""
+    """Return what the data say by themselves; the numbers of a pilot are empty."""
     data, sizes = federation.data, federation.sizes
     filled = np.flatnonzero(sizes)
     rows = [federation.client(int(k)) for k in filled]

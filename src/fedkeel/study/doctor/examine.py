@@ -172,7 +172,7 @@ def _candidates(
 def _plan(
     display: ProgressDisplay, pilot: Pilot, of_trials: list[TrialStage], first: Prepared, jobs: int
 ) -> None:
-    """Say how much there is to do, and how long that takes by the arithmetic alone."""
+    """Say how much there is to do, and how long that takes only by the arithmetic."""
     runs = pilot.count + sum(stage.runs for stage in of_trials)
     rounds = pilot.count * pilot.rounds + sum(stage.runs * stage.rounds for stage in of_trials)
     seconds = runs * START_SECONDS + rounds * run_work(first).round_seconds

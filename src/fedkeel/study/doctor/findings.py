@@ -166,7 +166,7 @@ def drift(m: Measurements) -> Finding:
         "diversity": m.diversity,
     }
     if math.isnan(m.conflict):
-        says = "Not measured: a round has one client alone."
+        says = "Not measured: a round has only one client."
         return Finding("drift", "Conflict and drift", "unknown", says, numbers)
     level = _level(m.conflict, CONFLICT_NOTABLE, CONFLICT_PROBLEM)
     return Finding(

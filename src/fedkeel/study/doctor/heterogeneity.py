@@ -199,7 +199,7 @@ def tell_clients_apart(
     A ridge regression on the indicator of each client, with a penalty of a tenth of the mean
     variance, is fitted on half of each client's examples and asked about the other half; the
     largest output names the client. Where there are labels, the mean input of each class over all
-    clients is taken off first, so that clients with other labels alone are not told apart.
+    clients is taken off first, so that clients which only have other labels are not told apart.
 
     Args:
         x: [N, F] inputs.

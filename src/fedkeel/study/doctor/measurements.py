@@ -27,10 +27,10 @@ class Measurements:
         has_labels: whether each example has one label.
         has_batch_norm: whether the network has batch normalisation.
         sizes: how sizes differ.
-        labels: how labels differ; None where the targets are no labels.
+        labels: how labels differ; None where the targets are not labels.
         targets: how mean targets differ, where they are quantities.
         inputs: how mean inputs differ; None where there is nothing to compare.
-        separability: how well clients are told apart by inputs alone.
+        separability: how well clients are told apart only by inputs.
         score: the metric.
         noise: standard error of a score, by the number of examples.
         lr: the learning rate of the settings.

@@ -101,7 +101,7 @@ def held_out(settings: RunSettings, ingredients: Ingredients) -> Ingredients:
     if ingredients.clients(settings.seed).how["kind"] == "nodes":
         raise DataError(
             "The doctor needs the examples, and these are on nodes.",
-            why="a node sends sums alone, and short runs hold out examples of each client",
+            why="a node sends only sums, and short runs hold out examples of each client",
             do="run it where the data are, or on one node's data; `fedkeel run` of the federation "
             "with [diagnose] measures drift and conflict",
         )
@@ -129,7 +129,7 @@ def held_out(settings: RunSettings, ingredients: Ingredients) -> Ingredients:
 def short_settings(settings: RunSettings) -> RunSettings:
     """Return settings that a short run begins with, judged as the experiment's models are.
 
-    What is written by a run depends on these alone: an experiment's file would name other data.
+    What is written by a run depends only on these: an experiment's file would name other data.
     """
     values = {name: getattr(settings, name) for name in RunSettings.model_fields}
     changes = {
