@@ -155,7 +155,7 @@ def test_the_reference_is_chosen() -> None:
     first = claims_of([BETTER, WORSE])
     assert first is not None
     assert first.reference == "up"
-    with pytest.raises(RunError, match="none of the methods"):
+    with pytest.raises(RunError, match="not one of the methods"):
         claims_of([FEDAVG, BETTER], reference="fedprox")
     with pytest.raises(RunError, match="above 0"):
         claims_of([FEDAVG, BETTER], margin=0.0)

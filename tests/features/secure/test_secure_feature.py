@@ -54,7 +54,7 @@ def test_the_key_knows_sums_and_none_of_their_settings() -> None:
 def test_what_a_record_says_is_read_and_shown() -> None:
     run = replace(prepared(flower=SUMS), on_nodes=True)
     record = describe_run(run)
-    text = "the server saw sums of updates alone, each of over half of the nodes"
+    text = "the server saw only sums of updates, each of over half of the nodes"
     assert record.secure_sums == text
     values = json.loads(json.dumps(to_json(record)))
     assert values["secure_sums"] == text
