@@ -26,7 +26,7 @@ import torch
 
 from fedkeel import config
 from fedkeel.errors import FedkeelError
-from fedkeel.method.index import METHODS
+from fedkeel.method.parts.index import METHODS
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start

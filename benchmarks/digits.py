@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from fedkeel.config import Experiment, load
 from fedkeel.data.values import only_tensor
 from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.method.registry import REGISTRY
 from fedkeel.report.summary import summarise
 from fedkeel.runner.ingredients import gather
-from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.compare import compare
 
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)

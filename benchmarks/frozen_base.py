@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.memory import format_bytes
+from fedkeel.base.memory import format_bytes
 
 CLIENTS, LENGTH, TOKENS = 8, 16, 512
 

@@ -20,10 +20,10 @@ import torch
 from population import children, memory, network
 
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
+from fedkeel.base.memory import format_bytes
 from fedkeel.config import Engine, Run
-from fedkeel.cost.memory import check_disk, estimate_run
+from fedkeel.engine.choose.memory import check_disk, estimate_run
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.memory import format_bytes
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.prepare import prepare

@@ -40,7 +40,6 @@ from fedkeel.method.context import ClientInfo, Outcome, Population, Round, Round
 from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.docs.page import exceptions, markdown, page
 from fedkeel.method.grammar import parse
-from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import (
     BREAKS,
     LEGAL,
@@ -55,6 +54,7 @@ from fedkeel.method.legality import (
     verdict,
 )
 from fedkeel.method.part import Capability, Part, Stage, Traits
+from fedkeel.method.parts.index import ALIASES
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
 from fedkeel.records import folder as run_folder

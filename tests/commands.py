@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedkeel.cli import main
-from fedkeel.runner.progress import PREPARING
+from fedkeel.features.progress.display import PREPARING
 from toys import eventually
 
 EXECUTABLE = Path(sys.executable).parent / "fedkeel"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedkeel.clock import Clock, shares
+from fedkeel.base.clock import Clock, shares
 
 
 def test_laps_add_up_to_the_time_that_passed() -> None:

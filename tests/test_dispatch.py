@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedkeel.dispatch import OperationMode, grad
+from fedkeel.base.dispatch import OperationMode, grad
 
 
 class Names(OperationMode):
@@ -53,7 +53,7 @@ def test_gradients_do_not_load_the_compiler() -> None:
     in_a_new_process(
         """
         import sys, torch
-        from fedkeel.dispatch import grad
+        from fedkeel.base.dispatch import grad
         assert grad(lambda x: (x * x).sum())(torch.ones(2)).tolist() == [2, 2]
         assert "torch._dynamo" not in sys.modules
         assert "_dynamo" not in vars(torch)
@@ -65,7 +65,7 @@ def test_a_function_that_needs_the_compiler_loads_it() -> None:
     in_a_new_process(
         """
         import sys, torch
-        from fedkeel.dispatch import grad
+        from fedkeel.base.dispatch import grad
 
         def loss(x):
             assert not torch._dynamo.is_compiling()
@@ -82,7 +82,7 @@ def test_an_error_leaves_torch_as_it_was() -> None:
     in_a_new_process(
         """
         import torch
-        from fedkeel.dispatch import grad
+        from fedkeel.base.dispatch import grad
 
         def loss(x):
             raise ValueError("mine")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
-from fedkeel import matmul
+from fedkeel.base import matmul
 from fedkeel.engine.compiler.compiled_function import CompiledFunction
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.runner.start import start

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import fedkeel as fk
+from fedkeel.base.named_files import read_regular, read_within
 from fedkeel.config import load
 from fedkeel.errors import ConfigError, FedkeelError
 from fedkeel.features.budget.policy import read_policy
 from fedkeel.features.budget.secret import server_seed
 from fedkeel.features.time.availability import read_trace
 from fedkeel.features.time.devices import make_devices
-from fedkeel.named_files import read_regular, read_within
 from toys import deadline
 
 

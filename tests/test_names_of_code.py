@@ -16,12 +16,12 @@ import torch
 
 import fedkeel
 from commands import EXPERIMENT, call, experiment
+from fedkeel.base.named_code import VARIABLE, place_of
 from fedkeel.config import load
 from fedkeel.data.augment import named_transform
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.node.local_data import read_local_data
 from fedkeel.method.grammar import parse
-from fedkeel.named_code import VARIABLE, place_of
 from fedkeel.task.losses import make_loss
 from fedkeel.task.metrics.base import TaskInfo
 from fedkeel.task.metrics.registry import make_metric

@@ -25,9 +25,9 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel import reached_values
+from fedkeel.base.fingerprint import reached_values
+from fedkeel.base.fingerprint.reached_values import Description, describe_value
 from fedkeel.errors import RunError
-from fedkeel.reached_values import Description, describe_value
 from fedkeel.runner.start import start
 from fedkeel.runner.warnings import find_warnings
 from fedkeel.task.network import Network
@@ -276,7 +276,7 @@ def test_empty_values_and_tensors_of_a_module_are_seen(here: Path, name: str) ->
 SCRIPT = """
 import enum, types, functools
 from torch import nn, relu
-from fedkeel.reached_values import describe_value
+from fedkeel.base.fingerprint.reached_values import describe_value
 WORDS = {"one", "two", "three", "four"}
 KINDS = {nn.ReLU, nn.GELU, nn.Tanh}
 class Mode(enum.Flag): A = 1; B = 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from each import each
-from fedkeel.rng import FEW, generator, generators, torch_seed, torch_seeds
+from fedkeel.base.rng import FEW, generator, generators, torch_seed, torch_seeds
 
 NAMES = list(product((0, 1, 2**32 - 1), ("cohort", "batches"), (0, 1, 1000), (0, 1, 50_000)))
 
@@ -67,7 +67,8 @@ def test_a_stream_does_not_depend_on_global_state_or_on_other_streams() -> None:
 def test_a_stream_is_the_same_in_another_process() -> None:
     """The purpose is not hashed by Python, whose hashes differ from process to process."""
     code = (
-        "from fedkeel.rng import *; print(torch_seed(5, 'init', 2, 7), generator(5, 'x').random())"
+        "from fedkeel.base.rng import generator, torch_seed;"
+        "print(torch_seed(5, 'init', 2, 7), generator(5, 'x').random())"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.split() == [

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from fedkeel.reached_values import describe_value
-from fedkeel.source_digest import module_digest
+from fedkeel.base.fingerprint.reached_values import describe_value
+from fedkeel.base.fingerprint.source_digest import module_digest
 from toys import forget
 
 FILES = {
@@ -107,7 +107,7 @@ SCRIPT = """
 import math
 from functools import cached_property
 from torch import nn
-from fedkeel.reached_values import describe_value
+from fedkeel.base.fingerprint.reached_values import describe_value
 import helper
 
 SCALE = 2.0

@@ -15,7 +15,7 @@ from commands import EXPERIMENT, call, experiment
 from fedkeel.config import Local, Run, load
 from fedkeel.config.code_names import code_names
 from fedkeel.errors import RunError
-from fedkeel.trust import MARK, check_trusted, mark_as_made_here, state_folder
+from fedkeel.records.trust import MARK, check_trusted, mark_as_made_here, state_folder
 
 MINE = """\
 from pathlib import Path

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from fedkeel.features.track.settings import Track as Track
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
-    from fedkeel.predict.trained_model import load as load
     from fedkeel.runner.callbacks import Callback as Callback
     from fedkeel.study.api import audit as audit
     from fedkeel.study.api import compare as compare
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from fedkeel.study.simulation import Simulation as Simulation
     from fedkeel.task.metrics.registry import metric as metric
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
+    from fedkeel.task.predict.trained_model import load as load
     from fedkeel.task.task import Task as Task
 
 _HOMES = {
@@ -75,7 +75,7 @@ _HOMES = {
     "fedkeel.data.partition.from_hugging_face": ("from_hf",),
     "fedkeel.data.read.user_data": ("dataset",),
     "fedkeel.errors": ("FedkeelError",),
-    "fedkeel.predict.trained_model": ("load",),
+    "fedkeel.task.predict.trained_model": ("load",),
     "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("audit", "compare", "doctor", "run"),
     "fedkeel.study.simulation": ("Simulation",),

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from each import each
+from fedkeel.base.rng import generator
 from fedkeel.config import Local
 from fedkeel.data.batches import count_examples, count_steps, plan
 from fedkeel.errors import DataError
-from fedkeel.rng import generator
 
 
 def local(**more):

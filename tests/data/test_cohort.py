@@ -7,10 +7,10 @@ import pytest
 from scipy.stats import chi2
 
 from each import each
+from fedkeel.base.rng import generator
 from fedkeel.config import Cohort
 from fedkeel.data.cohort import new_clients, numbered, select
 from fedkeel.errors import ConfigError, DataError
-from fedkeel.rng import generator
 
 ONES = np.ones(20, dtype=np.int64)
 

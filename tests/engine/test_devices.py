@@ -17,8 +17,8 @@ import fedkeel as fk
 from engine.test_deaths import Wide
 from engine.vectorized.test_engine import net
 from engine.vectorized.test_engine import ready as images
-from fedkeel.cost.engine_rule import choose_engine, kept_engine
 from fedkeel.engine.base import Split
+from fedkeel.engine.choose.engine_rule import choose_engine, kept_engine
 from fedkeel.engine.evaluation import cut_into_shards, evaluate
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.work_items import DEVICE_SUMS, evaluation_items, training_items
@@ -194,7 +194,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
             choose_engine(prepared(kind="auto", devices=devices))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    monkeypatch.setattr("fedkeel.engine.choose.device.device_error", lambda *_: "")
     with pytest.raises(RunError, match=r"(?s)no device 'cuda:2'.*among cuda:0, cuda:1"):
         choose_engine(prepared(kind="auto", devices=["cuda:0", "cuda:2"]))
     choice = choose_engine(prepared(kind="auto", devices="all", per_round=5))

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from fedkeel import config
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
+from fedkeel.features.progress.display import FINISHED
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.node import answer
@@ -30,7 +31,6 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.features import check_nodes
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import FINISHED
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, changed, header_of

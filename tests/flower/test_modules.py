@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from fedkeel.base.named_code import ImportTarget, import_object
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ModelError, TrainingError
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.node.node import Node
-from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import Net, federation, prepared, same

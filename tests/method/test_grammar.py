@@ -21,8 +21,8 @@ from fedkeel.method.grammar import (
     write_terms,
 )
 from fedkeel.method.hyperparameters import check_hyperparameters, hyperparameter_types
-from fedkeel.method.index import ALIASES
 from fedkeel.method.part import Part
+from fedkeel.method.parts.index import ALIASES
 from fedkeel.method.registry import REGISTRY
 
 # --- writing ---------------------------------------------------------------------------------

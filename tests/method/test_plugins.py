@@ -16,10 +16,11 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import CompositionError
-from fedkeel.method import index, plugins
+from fedkeel.method import plugins
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.grammar import parse, read_terms
 from fedkeel.method.part import Part
+from fedkeel.method.parts import index
 from fedkeel.runner.prepare import prepare
 from toys import deadline, forget
 

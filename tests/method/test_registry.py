@@ -12,8 +12,8 @@ import pytest
 from each import each
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
-from fedkeel.method.index import ALIASES, METHODS
 from fedkeel.method.part import Part, Traits
+from fedkeel.method.parts.index import ALIASES, METHODS
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.registry import REGISTRY, find_recipe
 from fedkeel.method.roles import ROLES

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from each import each
-from fedkeel.rng import generator
+from fedkeel.base.rng import generator
 from fedkeel.solve.projections import harmonise as ours_harmonise
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 from papers.test_fednova import fednova

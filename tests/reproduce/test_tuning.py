@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from fedkeel.errors import RunError, TrainingError
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.rows import RoundRecord
 from fedkeel.reproduce import tuning
 from fedkeel.reproduce.blocks import table_blocks
 from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.outcome import table_lines
 from fedkeel.reproduce.plan import CellKey, TableRequest, table_runs
-from fedkeel.runner.progress import ProgressDisplay
 from reproduce.tiny import TINY, tiny
 
 SEARCH = '\n[tune]\nspace = { "local.lr" = [0.01, 0.3] }\n'

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.cost import evaluation
+from fedkeel.engine.choose import evaluation
 from fedkeel.errors import ModelError
 from toys import held, of_sizes, prepared
 

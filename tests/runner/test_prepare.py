@@ -18,11 +18,11 @@ from torch import nn
 
 import fedkeel as fk
 from each import each
-from fedkeel.cost import memory as module
-from fedkeel.cost.memory import estimate_run
+from fedkeel.base.fingerprint.reached_values import describe_value
+from fedkeel.engine.choose import memory as module
+from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
-from fedkeel.reached_values import describe_value
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import to_json
 from fedkeel.runner.callbacks import Callback, GlobalModel

@@ -7,10 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.records.score import ACCURACY, MetricInfo
-from fedkeel.runner import progress
-from fedkeel.runner.progress import (
+from fedkeel.features.progress import display as progress
+from fedkeel.features.progress.display import (
     FINISHED,
     REUSED,
     ProgressBars,
@@ -19,6 +17,8 @@ from fedkeel.runner.progress import (
     WithoutScores,
     progress_display,
 )
+from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.start import start
 from toys import prepared
 

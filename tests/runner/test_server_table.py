@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedkeel as fk
-from fedkeel.cost.memory import estimate_run
+from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.start import start

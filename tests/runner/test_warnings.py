@@ -18,10 +18,10 @@ import fedkeel as fk
 from each import each
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.features.progress.display import ProgressLines
 from fedkeel.features.time.feature import rounds_of
 from fedkeel.report.page import write_report
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressLines
 from fedkeel.runner.start import start
 from fedkeel.runner.warnings import find_warnings
 from toys import Mapped, Net, of_sizes, prepared

@@ -16,7 +16,7 @@ from torch import nn
 import fedkeel as fk
 from commands import Process, experiment, run
 from fedkeel import config
-from fedkeel.cost import engine_rule
+from fedkeel.engine.choose import engine_rule
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import (
     CompositionError,
@@ -26,13 +26,13 @@ from fedkeel.errors import (
     RunError,
     TrainingError,
 )
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.comparison import INDEX, runs_of
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import to_json
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.page import write_report
 from fedkeel.report.runs import load_runs
-from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study import compare as module

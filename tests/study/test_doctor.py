@@ -17,11 +17,11 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.config import load
 from fedkeel.errors import DataError, TrainingError
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.doctor import DoctorRecord, Finding
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.doctor_page import render_doctor_page
 from fedkeel.runner.ingredients import gather
-from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.doctor.candidates import FOR_ONE_MODEL, candidates, reason_against
 from fedkeel.study.doctor.data import measure_data
 from fedkeel.study.doctor.examine import examine

@@ -19,10 +19,10 @@ from fedkeel import config
 from fedkeel.config import Space
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import ConfigError, RunError, TrainingError
+from fedkeel.features.progress.display import FINISHED, REUSED, ProgressDisplay
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import FINISHED, REUSED, ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.pool import RunOutcome, RunRequest, run_all, single_process
 from fedkeel.study.tune import tune

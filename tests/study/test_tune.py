@@ -19,15 +19,15 @@ import fedkeel as fk
 from commands import experiment
 from fedkeel import config
 from fedkeel.config import Range, Space
-from fedkeel.cost import engine_rule
+from fedkeel.engine.choose import engine_rule
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
+from fedkeel.features.progress.display import REUSED, ProgressDisplay
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import REUSED, ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.compare import compare
 from fedkeel.study.tune import tune

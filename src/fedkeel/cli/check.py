@@ -11,9 +11,9 @@ from fedkeel.errors import counted
 @takes_experiment
 def check(source: ExperimentSource, as_json: bool = JSON) -> None:
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
+    from fedkeel.base.memory import format_bytes
     from fedkeel.cli.experiment import read_experiment
-    from fedkeel.cost.memory import check_disk
-    from fedkeel.memory import format_bytes
+    from fedkeel.engine.choose.memory import check_disk
     from fedkeel.records.run_record import to_json
     from fedkeel.runner.ingredients import gather
     from fedkeel.runner.manifest import describe_run

@@ -19,8 +19,8 @@ import typer
 from rich.console import Console, RenderableType
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from fedkeel.base.named_files import expanded
 from fedkeel.errors import RunError, did_you_mean, printable
-from fedkeel.named_files import expanded
 
 EXPERIMENT = typer.Argument(None, metavar="EXPERIMENT.toml", help="Experiment file, or run folder.")
 PRESET = typer.Option(None, "--preset", help="Use an experiment that comes with fedkeel: digits.")

@@ -42,12 +42,12 @@ def doctor(
     import json
 
     from fedkeel.cli.experiment import read_experiment, shown_progress
+    from fedkeel.features.progress.display import WithoutScores
     from fedkeel.method.grammar import split_expressions
     from fedkeel.records.files import write_text
     from fedkeel.report.doctor_page import write_doctor_page
     from fedkeel.report.doctor_text import terminal_page
     from fedkeel.runner.ingredients import gather
-    from fedkeel.runner.progress import WithoutScores
     from fedkeel.study.doctor.examine import examine
 
     experiment = read_experiment(source)

@@ -51,7 +51,7 @@ def environment_text() -> str:
     """
     import torch
 
-    from fedkeel.memory import format_bytes, free_memory
+    from fedkeel.base.memory import format_bytes, free_memory
     from fedkeel.runner.manifest import environment
 
     facts = environment()

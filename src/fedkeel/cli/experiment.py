@@ -14,9 +14,9 @@ from fedkeel.cli.common import ExperimentSource, say, stderr
 from fedkeel.config import Experiment, load
 from fedkeel.config.code_names import IMPORT_PATH, names_to_trust
 from fedkeel.errors import ConfigError, did_you_mean
+from fedkeel.features.progress.display import ProgressDisplay, progress_display
 from fedkeel.records.folder import RunFolder
-from fedkeel.runner.progress import ProgressDisplay, progress_display
-from fedkeel.trust import check_trusted
+from fedkeel.records.trust import check_trusted
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def read_experiment(source: ExperimentSource, *more: str) -> Experiment:
             do="fedkeel run EXPERIMENT.toml, or fedkeel run --preset digits",
         )
     if path is None:
-        folder = files("fedkeel").joinpath("presets")
+        folder = files("fedkeel.config").joinpath("presets")
         names = [file.name for file in folder.iterdir() if file.name.endswith(".toml")]
         known = sorted(name.removesuffix(".toml") for name in names)
         if preset not in known:

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from fedkeel.base.named_files import expanded
 from fedkeel.cli.common import (
     JSON,
     QUIET,
@@ -22,7 +23,6 @@ from fedkeel.cli.common import (
     values_of,
 )
 from fedkeel.errors import ConfigError, RunError
-from fedkeel.named_files import expanded
 
 app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, help="A federation of nodes, with Flower."

@@ -99,7 +99,7 @@ def _listed() -> list[dict[str, Any]]:
 def _print_list() -> None:
     from rich.console import Console
 
-    from fedkeel.method.index import ALIASES, METHODS, installed_methods
+    from fedkeel.method.parts.index import ALIASES, METHODS, installed_methods
     from fedkeel.report.text_table import TextTable
 
     rows = []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
+from fedkeel.base.named_files import writing
 from fedkeel.cli.common import JSON, TRUST, document, say, stderr
-from fedkeel.named_files import writing
 
 RUN = typer.Argument(..., metavar="RUN", help="Run folder of a finished run.")
 WHICH = typer.Option(
@@ -37,8 +37,8 @@ def predict(
     The data need no labels. A table keeps its columns that are not inputs, such as an identifier;
     behind them come the prediction and the probability of each class.
     """
-    from fedkeel.predict.trained_model import load
     from fedkeel.records.files import write_text
+    from fedkeel.task.predict.trained_model import load
 
     whose = None if _is_for_scale(run, client) else client
     predictions = load(run, which=which, client=whose, trust=trust).predict(data, client=client)
@@ -85,7 +85,7 @@ def export(
 
     It standardises its inputs itself; the names of columns and labels stand in the file.
     """
-    from fedkeel.predict.trained_model import load
+    from fedkeel.task.predict.trained_model import load
 
     model = load(run, which=which, client=client, trust=trust)
     with writing(f"{file} cannot be written.", ANOTHER):

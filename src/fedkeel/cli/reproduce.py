@@ -44,7 +44,7 @@ def reproduce(
     Where --seconds are up, the runs finish their round and save, and the exit code is 75: the same
     command goes on. Rounds that are under way need some seconds more than that.
     """
-    from fedkeel.cost.device import has_gpu
+    from fedkeel.engine.choose.device import has_gpu
     from fedkeel.engine.process.affinity import core_count
 
     jobs = jobs or (1 if has_gpu(device) else core_count())
@@ -94,13 +94,13 @@ def _reproduce(
     quiet: bool,
 ) -> None:
     """Run a table, or only show it where `jobs` is None, and write its pages."""
+    from fedkeel.features.progress.display import progress_display
     from fedkeel.reproduce import catalogue, tuning
     from fedkeel.reproduce.estimate import what_is_left
     from fedkeel.reproduce.outcome import table_lines
     from fedkeel.reproduce.pages import TablePage, line_prefix
     from fedkeel.reproduce.plan import TableRequest, table_runs
     from fedkeel.reproduce.run_cells import CellOutcomes, run_cells
-    from fedkeel.runner.progress import progress_display
 
     table, request, console = catalogue.load(name), TableRequest(out, **version), stderr()
     prefix = line_prefix(table, request)

@@ -35,6 +35,7 @@ def run(
     from fedkeel.base.feature import figures
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.engine.process.interrupts import interrupts
+    from fedkeel.features.progress.display import progress_display, run_name
     from fedkeel.records.run_record import to_json
     from fedkeel.report.alerts import problems
     from fedkeel.report.client_gains import client_table, personal_rows
@@ -44,7 +45,6 @@ def run(
     from fedkeel.runner.features import callbacks_of
     from fedkeel.runner.ingredients import gather
     from fedkeel.runner.prepare import prepare
-    from fedkeel.runner.progress import progress_display, run_name
     from fedkeel.runner.start import start
     from fedkeel.study.comparison import Comparison
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedkeel.base.feature import declarations
+from fedkeel.base.user_code import is_import_path
 from fedkeel.config.settings import Experiment, Run
-from fedkeel.user_code import is_import_path
 
 HUBS = ("hf:", "timm:")
 """What names of networks of other libraries begin with. Only `model.name` has such names: anywhere

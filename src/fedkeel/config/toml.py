@@ -12,11 +12,11 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedkeel.base.error_messages import readable
+from fedkeel.base.named_files import read_within
 from fedkeel.base.settings import DEEPEST, Settings, check_bounds, with_current_names
 from fedkeel.config.settings import Experiment
 from fedkeel.config.toml_mistakes import check_meaning, explained, too_many_digits
 from fedkeel.errors import ConfigError, did_you_mean
-from fedkeel.named_files import read_within
 
 _S = TypeVar("_S", bound=Settings)
 

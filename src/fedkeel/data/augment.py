@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.named_code import ImportTarget, import_object
+from fedkeel.base.rng import generator, seed_torch, torch_seed
+from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.data.values import Values, copy_of, tensors_of
 from fedkeel.errors import DataError, FedkeelError
-from fedkeel.named_code import ImportTarget, import_object
-from fedkeel.rng import generator, seed_torch, torch_seed
-from fedkeel.user_code import one_line, where_raised
 
 Transform = Callable[[Any, Any, np.random.Generator], tuple[Any, Any]]
 """(inputs [B, ...], targets [B, ...], stream of random numbers) -> both, of the same form."""

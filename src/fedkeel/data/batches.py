@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeel.base.rng import generator
 from fedkeel.config import Local
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import DataError
-from fedkeel.rng import generator
 
 
 @dataclass(frozen=True)

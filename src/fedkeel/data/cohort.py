@@ -12,11 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
+from fedkeel.base.rng import generator
 from fedkeel.config import Cohort
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import ConfigError, DataError, did_you_mean
-from fedkeel.rng import generator
 
 
 @dataclass(frozen=True)

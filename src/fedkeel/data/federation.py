@@ -15,13 +15,13 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from fedkeel.base.rng import generator
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation_html import federation_html
 from fedkeel.data.hold_out import set_aside
 from fedkeel.data.user_arrays import as_rows, check_in_memory
 from fedkeel.errors import DataError, counted
 from fedkeel.records.histogram import Histogram
-from fedkeel.rng import generator
 
 _SMALL_TABLE = 1_000_000
 """Clients times classes up to which a whole table is made, however few examples there are."""

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.base.memory import format_bytes, free_memory
+from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.data.read.image_files import image_pixels
 from fedkeel.errors import DataError, did_you_mean
-from fedkeel.memory import format_bytes, free_memory
-from fedkeel.user_code import one_line, where_raised
 
 _TARGETS = ("label", "labels", "target", "y")
 """What a target is called where nobody says."""

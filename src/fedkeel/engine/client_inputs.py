@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.rng import generators, torch_seed
 from fedkeel.data import batches
 from fedkeel.data.values import Values, rows_of, tensors_of
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.part import Capability
-from fedkeel.rng import generators, torch_seed
 from fedkeel.task.batch import Batch
 from fedkeel.tree import Tree
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.rng import seed_torch, torch_seed
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.values import Values, copy_of, rows_of
 from fedkeel.engine.base import Split, TrainingSetup
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints
 from fedkeel.records.rows import Scores
-from fedkeel.rng import seed_torch, torch_seed
 from fedkeel.task.metrics.metric_set import Measured, MetricSet, scores_of_columns
 from fedkeel.task.outputs import Outputs
 from fedkeel.tree import Tree

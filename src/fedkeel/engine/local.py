@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.clock import Clock
+from fedkeel.base.clock import Clock
+from fedkeel.base.rng import generator, seed_torch, torch_seed
 from fedkeel.data.augment import crop_flip, crops, transformed
 from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import ClientJob, TrainingSetup
@@ -26,7 +27,6 @@ from fedkeel.method import checks
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.local_loop import client_finish, client_start, client_step
 from fedkeel.method.round_values import Reply
-from fedkeel.rng import generator, seed_torch, torch_seed
 from fedkeel.task.batch import Batch
 
 PHASES = ("data", "steps", "upload")

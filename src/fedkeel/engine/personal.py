@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedkeel.base.rng import seed_torch, torch_seed
 from fedkeel.data.values import only_tensor, rows_of
 from fedkeel.engine.base import ClientJob, PersonalScores, ServerModel, TrainingSetup
 from fedkeel.engine.client_inputs import client_info, take_examples
@@ -21,7 +22,6 @@ from fedkeel.method.local_loop import client_start
 from fedkeel.method.local_training import BUFFERS, LOCAL_MODEL, PERSONAL
 from fedkeel.method.part import param
 from fedkeel.method.roles import FineTuning, Phases
-from fedkeel.rng import seed_torch, torch_seed
 from fedkeel.task.batch import Batch, Output
 from fedkeel.task.metrics.metric_set import MetricSet
 from fedkeel.task.outputs import Outputs

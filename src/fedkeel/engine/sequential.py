@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedkeel import tree
-from fedkeel.clock import Clock
+from fedkeel.base.clock import Clock
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.client_states import ClientStates, KeepsClientStates
 from fedkeel.engine.evaluation import evaluate

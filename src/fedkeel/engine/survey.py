@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
+from fedkeel.base.rng import seed_torch, torch_seed
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import client_info, take_examples
 from fedkeel.method.checks import check_states, explain_errors
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.survey import client_survey
-from fedkeel.rng import seed_torch, torch_seed
 
 
 @torch.no_grad()

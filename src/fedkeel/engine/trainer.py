@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedkeel.clock import Clock
+from fedkeel.base.clock import Clock
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.local import LocalResult, train_client
 from fedkeel.engine.store.record import ClientRecord

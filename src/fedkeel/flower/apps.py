@@ -20,9 +20,9 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
 
+from fedkeel.base.user_code import add_flower_app
 from fedkeel.config import Experiment, load
 from fedkeel.errors import FedkeelError
-from fedkeel.user_code import add_flower_app
 
 ORPHAN_SECONDS = 10.0
 """Time that a ServerApp has to end once the SuperLink that started it is gone."""

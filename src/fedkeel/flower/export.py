@@ -10,15 +10,15 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from fedkeel.base.fingerprint.source_digest import imported_modules
+from fedkeel.base.named_code import VARIABLE, place_of
+from fedkeel.base.named_files import writing
 from fedkeel.config import Compare, Experiment, Space, to_toml
 from fedkeel.config.code_names import code_names
 from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.method.grammar import parse
-from fedkeel.named_code import VARIABLE, place_of
-from fedkeel.named_files import writing
 from fedkeel.runner.features import check_nodes
-from fedkeel.source_digest import imported_modules
 from fedkeel.task.models import builder
 from fedkeel.version import __version__
 

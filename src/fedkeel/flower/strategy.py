@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from fedkeel.base.rng import generator
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError, printable
 from fedkeel.flower.server.outliers import Outliers, message_sizes, norms, without
@@ -38,7 +39,6 @@ from fedkeel.method.round_values import Replies, Server
 from fedkeel.method.server_memory import copy_memory
 from fedkeel.method.server_round import server_message
 from fedkeel.method.server_round import server_round as run_server_round
-from fedkeel.rng import generator
 from fedkeel.runner.server_table import ServerTable
 from fedkeel.tree import Tree, clone, walk
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.part import Capability, Part
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
-from fedkeel.user_code import one_line, where_raised
 
 P = ParamSpec("P")
 R = TypeVar("R")

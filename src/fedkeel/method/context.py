@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.rng import generator
 from fedkeel.config import Local
 from fedkeel.data.values import Values
 from fedkeel.errors import CompositionError
@@ -26,7 +27,6 @@ from fedkeel.method import checks
 from fedkeel.method.checks import call
 from fedkeel.method.part import Capability
 from fedkeel.method.per_example import map_examples
-from fedkeel.rng import generator
 from fedkeel.solve.span import Span
 from fedkeel.task.batch import Batch, Output, batch_mean
 from fedkeel.task.network import Autograd, Network

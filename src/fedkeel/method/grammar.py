@@ -18,13 +18,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fedkeel.base.feature import baselines
+from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.config import ChosenWeights
 from fedkeel.errors import CompositionError, FedkeelError, did_you_mean
 from fedkeel.method.compose import Plan, compose
-from fedkeel.method.index import ALIASES, installed_methods
 from fedkeel.method.part import Capability, Part
+from fedkeel.method.parts.index import ALIASES, installed_methods
 from fedkeel.method.registry import REGISTRY, Recipe, find_recipe
-from fedkeel.user_code import one_line, where_raised
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*:")

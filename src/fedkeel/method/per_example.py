@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedkeel import tree
+from fedkeel.base.dispatch import grad
 from fedkeel.data.values import Values, example, tensors_of
-from fedkeel.dispatch import grad
 from fedkeel.errors import ModelError
 from fedkeel.task.batch import Batch
 from fedkeel.task.network import Network

@@ -19,16 +19,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
+from fedkeel.base.fingerprint.reached_values import Describer, Description
+from fedkeel.base.fingerprint.source_digest import digest_of, module_digest
+from fedkeel.base.named_code import ImportTarget, import_object
+from fedkeel.base.user_code import one_line
 from fedkeel.errors import CompositionError
 from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.hyperparameters import hyperparameter_types, is_expressible, type_name
-from fedkeel.method.index import installed_methods
 from fedkeel.method.part import Part
+from fedkeel.method.parts.index import installed_methods
 from fedkeel.method.roles import ROLES
-from fedkeel.named_code import ImportTarget, import_object
-from fedkeel.reached_values import Describer, Description
-from fedkeel.source_digest import digest_of, module_digest
-from fedkeel.user_code import one_line
 
 RESERVED = frozenset({"model", "survey", "mean"})
 """Names that messages and records use themselves."""
@@ -62,7 +62,7 @@ def user_part_digests(parts: Iterable[Part]) -> dict[str, str]:
     """Return digests of the parts outside the package, by the modules in which they are written.
 
     They change with the files there, with the user's files that these import, and with every value
-    that the parts' code can reach, see `fedkeel.reached_values`.
+    that the parts' code can reach, see `fedkeel.base.fingerprint.reached_values`.
     """
     return digests_of_modules(describe_user_parts(parts))
 

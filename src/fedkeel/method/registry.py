@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.index import ALIASES, METHODS, Listed, installed_methods
 from fedkeel.method.part import Part
+from fedkeel.method.parts.index import ALIASES, METHODS, Listed, installed_methods
 from fedkeel.method.plugins import load_parts
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedkeel import tree
-from fedkeel.clock import Lap
+from fedkeel.base.clock import Lap
 from fedkeel.config import Weights
 from fedkeel.errors import TrainingError
 from fedkeel.method import round_values

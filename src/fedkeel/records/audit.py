@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from fedkeel.base.named_files import read_regular
 from fedkeel.errors import RunError
-from fedkeel.named_files import read_regular
 from fedkeel.records.files import finite_values, write_text
 
 AUDIT = "audit.json"

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedkeel.named_files import ROWS_BYTES, read_regular
+from fedkeel.base.named_files import ROWS_BYTES, read_regular
 from fedkeel.records.files import (
     SEAL,
     Arrays,

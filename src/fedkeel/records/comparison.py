@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedkeel.base.named_files import read_regular
 from fedkeel.errors import RunError
-from fedkeel.named_files import read_regular
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice, to_json

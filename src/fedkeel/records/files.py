@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from fedkeel.named_files import open_regular
+from fedkeel.base.named_files import open_regular
 
 Arrays = dict[str, NDArray[Any]]
 

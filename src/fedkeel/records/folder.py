@@ -45,8 +45,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkeel.base.feature import declarations
+from fedkeel.base.named_files import RECORD_BYTES, expanded, read_regular
 from fedkeel.errors import RunError
-from fedkeel.named_files import RECORD_BYTES, expanded, read_regular
 from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint, write_checkpoint
 from fedkeel.records.client_models import CLIENT_MODELS
 from fedkeel.records.files import (

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fedkeel.base.named_files import ROWS_BYTES, read_regular
 from fedkeel.errors import RunError
-from fedkeel.named_files import ROWS_BYTES, read_regular
 from fedkeel.records.files import file_digest, parse_json, write_bytes
 from fedkeel.records.rows import RoundRecord
 

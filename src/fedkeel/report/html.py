@@ -10,7 +10,7 @@ import jinja2
 import markupsafe
 from plotly.offline import get_plotlyjs
 
-from fedkeel.named_files import writing
+from fedkeel.base.named_files import writing
 from fedkeel.records.files import write_text
 from fedkeel.report import palette
 from fedkeel.report.formatting import (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from fedkeel.base.named_files import expanded
 from fedkeel.errors import RunError, did_you_mean
-from fedkeel.named_files import expanded
 from fedkeel.records.files import write_text
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from fedkeel.base.named_files import writing
 from fedkeel.errors import RunError
-from fedkeel.named_files import writing
 from fedkeel.records.ranks import RankTest
 from fedkeel.records.score import MetricInfo
 from fedkeel.report import palette

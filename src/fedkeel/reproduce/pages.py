@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkeel.base.named_files import writing
 from fedkeel.errors import RunError
-from fedkeel.named_files import writing
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.records.run_record import RunRecord

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from fedkeel import config
 from fedkeel.base.feature import declared_tables
+from fedkeel.base.fingerprint.source_digest import file_digest
+from fedkeel.base.named_files import expanded
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.features.diagnose.settings import diagnose_of
-from fedkeel.named_files import expanded
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.table import PaperColumn, PaperTable, Row, merge_settings
-from fedkeel.source_digest import file_digest
 from fedkeel.study.compare import file_name
 from fedkeel.version import __version__
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.interrupts import time_limit
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.audit import write_audit
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Status
 from fedkeel.reproduce.plan import TableRun
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.audit.examine import examine
 from fedkeel.study.compare import create_folder

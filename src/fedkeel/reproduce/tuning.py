@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import config
+from fedkeel.base.named_files import writing
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, RunError, TrainingError, counted
-from fedkeel.named_files import writing
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.reproduce.plan import CellKey, TableRequest, TableRun, digest, table_runs
 from fedkeel.reproduce.table import PaperTable
 from fedkeel.runner.ingredients import gather
-from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.tune import tune
 
 TUNED = "tuned.json"

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.base.memory import format_bytes, free_memory
+from fedkeel.base.user_code import one_line
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
@@ -13,13 +15,11 @@ from fedkeel.data.values import rows_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples
 from fedkeel.errors import ConfigError, ModelError, counted
-from fedkeel.memory import format_bytes, free_memory
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.task.losses import (
     cox,
 )
 from fedkeel.task.network import Network
-from fedkeel.user_code import one_line
 
 _STEP_BYTES = 200
 """Bytes that a mini-batch takes beside the positions of its examples."""

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from fedkeel.base.memory import free_on
 from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import client_state_spec, with_empty_answers
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.engine.workers import Workers
-from fedkeel.memory import free_on
 from fedkeel.method.part import traits_of
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message

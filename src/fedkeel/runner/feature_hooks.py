@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.clock import Lap
+from fedkeel.base.clock import Lap
 from fedkeel.data.cohort import Select
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedkeel.optional import imported
+from fedkeel.base.optional import imported
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> Any:  # noqa: ANN401 - a pandas.DataFrame

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fedkeel.clock import Clock, shares
+from fedkeel.base.clock import Clock, shares
 from fedkeel.data.cohort import Selection
 from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.engine.prepared import Prepared, learning_rate

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.engine_rule import choose_engine
-from fedkeel.cost.memory import estimate_run
 from fedkeel.data.cohort import new_clients
+from fedkeel.engine.choose.engine_rule import choose_engine
+from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.affinity import core_count
 from fedkeel.errors import counted

@@ -11,14 +11,15 @@ from functools import partial
 import torch
 
 from fedkeel import config
-from fedkeel.cost.evaluation import check_evaluation
-from fedkeel.cost.memory import check_server, choose_place, evaluation_batch
+from fedkeel.base.fingerprint.reached_values import Description, describe_value
 from fedkeel.data.augment import check_transform
 from fedkeel.data.cohort import numbered
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.values import rows_of
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.choose.evaluation import check_evaluation
+from fedkeel.engine.choose.memory import check_server, choose_place, evaluation_batch
 from fedkeel.engine.prepared import Draft, Ingredients, Prepared, learning_rate
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.rehearsal import rehearse
@@ -31,7 +32,6 @@ from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.provided import provided_capabilities
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
-from fedkeel.reached_values import Description, describe_value
 from fedkeel.runner.batch_checks import (
     check_accumulation,
     check_batches_of_one,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedkeel import config
-from fedkeel.cost.engine_rule import kept_engine
-from fedkeel.cost.memory import check_disk
 from fedkeel.engine.base import TrainingEngine
+from fedkeel.engine.choose.engine_rule import kept_engine
+from fedkeel.engine.choose.memory import check_disk
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.errors import RunError
@@ -19,6 +19,7 @@ from fedkeel.method.plugins import user_modules
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.histogram import is_large
 from fedkeel.records.run_record import EngineChoice, RunRecord
+from fedkeel.records.trust import is_made_here, mark_as_made_here
 from fedkeel.runner.callbacks import Callback, RunInfo
 from fedkeel.runner.checkpoint import unpacked
 from fedkeel.runner.features import features_of
@@ -27,7 +28,6 @@ from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.more_rounds import is_beginning
 from fedkeel.runner.result import Result
 from fedkeel.runner.warnings import values_not_seen
-from fedkeel.trust import is_made_here, mark_as_made_here
 from fedkeel.version import __version__
 
 

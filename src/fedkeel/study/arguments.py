@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from fedkeel import config
 from fedkeel.base.error_messages import table_of
 from fedkeel.base.feature import declared_tables
+from fedkeel.base.named_files import expanded
 from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
@@ -26,7 +27,6 @@ from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.features.stop.settings import Stop
 from fedkeel.features.time.settings import System
 from fedkeel.features.track.settings import Track
-from fedkeel.named_files import expanded
 from fedkeel.report.formatting import enumeration
 from fedkeel.runner.callbacks import Callback
 from fedkeel.task.task import Task

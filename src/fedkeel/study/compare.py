@@ -15,11 +15,12 @@ from typing import Any
 
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
-from fedkeel.cost.engine_rule import EngineRule, kept_engine
-from fedkeel.cost.memory import check_disk
+from fedkeel.engine.choose.engine_rule import EngineRule, kept_engine
+from fedkeel.engine.choose.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError
+from fedkeel.features.progress.display import ProgressDisplay, run_name
 from fedkeel.records.comparison import INDEX, runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
@@ -29,7 +30,6 @@ from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.feature import RunGroup
 from fedkeel.runner.features import callbacks_of, features_asked_for
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study.comparison import Comparison

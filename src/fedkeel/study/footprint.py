@@ -11,18 +11,18 @@ from functools import lru_cache
 import numpy as np
 
 from fedkeel import config
-from fedkeel.cost.memory import estimate_run
-from fedkeel.cost.work import MultiplyAdds
+from fedkeel.base.memory import format_bytes
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
 from fedkeel.engine.base import ClientJob
+from fedkeel.engine.choose.memory import estimate_run
+from fedkeel.engine.choose.work import MultiplyAdds
 from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.rehearsal import with_empty_answers
 from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError
-from fedkeel.memory import format_bytes
 from fedkeel.method.grammar import parse
 from fedkeel.method.server_round import server_message
 from fedkeel.records.run_record import Estimate

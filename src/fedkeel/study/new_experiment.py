@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeel.base.named_files import expanded, writing
 from fedkeel.config import Data, build, toml
 from fedkeel.config.settings import Experiment
 from fedkeel.data.dataset import Dataset
@@ -19,7 +20,6 @@ from fedkeel.data.read.survey import TableSurvey, survey_tables
 from fedkeel.data.read.tables import TABLE_SUFFIXES
 from fedkeel.data.values import only_tensor
 from fedkeel.errors import ConfigError, counted
-from fedkeel.named_files import expanded, writing
 from fedkeel.runner.ingredients import ingredients
 from fedkeel.runner.prepare import prepare
 from fedkeel.study.new_model import IMAGE, LABELS, QUANTITY

@@ -34,11 +34,11 @@ from fedkeel.engine.process.interrupts import (
 )
 from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.errors import FedkeelError, RunError
+from fedkeel.features.progress.display import REUSED, ProgressDisplay
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import Status
 from fedkeel.records.score import ACCURACY, MetricInfo
-from fedkeel.runner.progress import REUSED, ProgressDisplay
 
 POLL_SECONDS = 0.2
 """Seconds between two progress messages of a run."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.turns import one_at_a_time
+from fedkeel.features.progress.display import run_name
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.features import callbacks_of
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study.watching import display_of, interruptible

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedkeel.base.rng import generator
 from fedkeel.config import Range, Space, Value
 from fedkeel.errors import ConfigError
-from fedkeel.rng import generator
 from fedkeel.study.search_space import Axis, Point
 
 WAVE = 4

@@ -17,7 +17,7 @@ from fedkeel.config import Choices, Range, Space, Value
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import ConfigError, did_you_mean, nearest
 from fedkeel.method.grammar import Term, accepted_hyperparameters, parse, read_terms, write_terms
-from fedkeel.method.index import ALIASES
+from fedkeel.method.parts.index import ALIASES
 
 Point = dict[str, Value]
 """One value for each axis, by the axis's name."""

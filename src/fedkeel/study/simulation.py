@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Unpack
 
 from fedkeel import config
-from fedkeel.cost.memory import check_disk
+from fedkeel.base.fingerprint.reached_values import Description, describe_value
+from fedkeel.engine.choose.memory import check_disk
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.errors import counted
 from fedkeel.method.grammar import split_expressions
-from fedkeel.reached_values import Description, describe_value
 from fedkeel.records.audit import AuditRecord
 from fedkeel.records.doctor import DoctorRecord
 from fedkeel.records.run_record import RunRecord

@@ -15,19 +15,19 @@ from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
-from fedkeel.cost.engine_rule import EngineRule
-from fedkeel.cost.memory import check_disk
+from fedkeel.engine.choose.engine_rule import EngineRule
+from fedkeel.engine.choose.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.features.diagnose.settings import Diagnose
+from fedkeel.features.progress.display import ProgressDisplay, WithoutScores
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice, Status
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.feature import RunGroup
 from fedkeel.runner.features import callbacks_of
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start
 from fedkeel.study.compare import (
     create_folder,

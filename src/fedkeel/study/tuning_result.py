@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import config
+from fedkeel.base.named_files import read_regular
 from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import RunError
-from fedkeel.named_files import read_regular
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import ACCURACY, MetricInfo

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.turns import one_at_a_time
-from fedkeel.runner.notebook_progress import NotebookBars
-from fedkeel.runner.progress import ProgressDisplay, progress_display
+from fedkeel.features.progress.display import ProgressDisplay, progress_display
+from fedkeel.features.progress.notebook import NotebookBars
 
 
 def display_of(progress: bool | None) -> ProgressDisplay:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from fedkeel.dispatch import OperationMode
+from fedkeel.base.dispatch import OperationMode
 
 
 @contextmanager

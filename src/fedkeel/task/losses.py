@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkeel.base.named_code import ImportTarget, import_object
 from fedkeel.data.values import Values, count_of, rows_of
 from fedkeel.errors import ModelError, did_you_mean
-from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.task.outputs import Outputs, Target, map_output, scores_of
 
 Loss = Callable[[Outputs, Target], Tensor]

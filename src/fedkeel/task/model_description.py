@@ -7,7 +7,7 @@ from types import FunctionType
 
 from torch import Tensor, nn
 
-from fedkeel.reached_values import Describer, Description, without_addresses
+from fedkeel.base.fingerprint.reached_values import Describer, Description, without_addresses
 
 
 def describe_model(

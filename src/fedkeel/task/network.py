@@ -14,15 +14,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedkeel.base.dispatch import grad
+from fedkeel.base.matmul import linear_layers
 from fedkeel.data.values import (
     Values,
     copy_of,
     count_of,
     only_tensor,
 )
-from fedkeel.dispatch import grad
 from fedkeel.errors import ModelError
-from fedkeel.matmul import linear_layers
 from fedkeel.task.batch import Batch, Output, batch_mean
 from fedkeel.task.batch_norm import RealExamples
 from fedkeel.task.functional import Functional

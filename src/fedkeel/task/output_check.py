@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.user_arrays import remedy_for_labels
 from fedkeel.data.values import Values, count_of, joined, rows_of, shape_text, tensors_of
@@ -14,7 +15,6 @@ from fedkeel.task.losses import OF_QUANTITIES, cross_entropy
 from fedkeel.task.network import Network
 from fedkeel.task.outputs import Outputs, describe_output, map_output, scores_of, tensors_in
 from fedkeel.task.target_check import remedy_for_classes
-from fedkeel.user_code import one_line, where_raised
 
 
 def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outputs:

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from fedkeel.base.rng import torch_seed
+from fedkeel.base.user_code import one_line
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.values import shape_of
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean, first_line
-from fedkeel.rng import torch_seed
 from fedkeel.task.first_pass import find_reset, new_parameters
 from fedkeel.task.losses import (
     OF_QUANTITIES,
@@ -44,7 +45,6 @@ from fedkeel.task.traits import (
     find_changed_attribute,
 )
 from fedkeel.tree import Tree
-from fedkeel.user_code import one_line
 
 
 @dataclass(frozen=True)

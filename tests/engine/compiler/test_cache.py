@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fedkeel import matmul
+from fedkeel.base import matmul
 from fedkeel.config import Precision
 from fedkeel.engine.compiler import cache, passes
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import fedkeel as fk
 from engine.vectorized.test_engine import ready, trained
-from fedkeel.dispatch import OperationMode
+from fedkeel.base.dispatch import OperationMode
 from fedkeel.engine.compiler import passes
 from fedkeel.engine.trainer import SequentialTrainer
 from fedkeel.engine.vectorized.engine import VectorizedTrainer

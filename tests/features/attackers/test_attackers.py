@@ -32,7 +32,7 @@ from fedkeel.study.doctor.runs import short_settings
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import prepared, same
 
-PRESET = Path(str(files("fedkeel").joinpath("presets/digits.toml")))
+PRESET = Path(str(files("fedkeel.config").joinpath("presets/digits.toml")))
 TWO = (1, 4)
 
 

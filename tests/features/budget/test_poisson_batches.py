@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.base.rng import generator, torch_seed
 from fedkeel.data import batches
 from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.features.budget.accountant import Account, Release
 from fedkeel.features.budget.feature import account_of
-from fedkeel.rng import generator, torch_seed
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import of_sizes, prepared, same

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.base.rng import generator
 from fedkeel.errors import ConfigError
 from fedkeel.features.selection.rules import draw_by_utility, oort_utility
 from fedkeel.records.rows import RoundRecord
-from fedkeel.rng import generator
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.result import Result
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.features.progress.display import ProgressLines
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import ACCURACY
@@ -21,7 +22,6 @@ from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.page import write_report
 from fedkeel.report.paper_figures import save_figures
 from fedkeel.report.runs import load_runs
-from fedkeel.runner.progress import ProgressLines
 from fedkeel.runner.result import Result
 
 RNG = np.random.default_rng(0)

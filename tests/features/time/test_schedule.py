@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedkeel as fk
+from fedkeel.base.rng import generator
 from fedkeel.config import Cohort
 from fedkeel.data.cohort import selectable
 from fedkeel.errors import ConfigError, DataError, RunError
@@ -24,7 +25,6 @@ from fedkeel.features.time.schedule import Synchronous, Timing
 from fedkeel.features.time.settings import System
 from fedkeel.features.time.trainings import VirtualTrainings
 from fedkeel.features.time.work import ClientWork
-from fedkeel.rng import generator
 from fedkeel.runner.start import start
 from toys import deadline, prepared
 

@@ -16,9 +16,9 @@ from fedkeel.method.docs.describe import facts
 from fedkeel.method.docs.docstring import Maths, read
 from fedkeel.method.docs.page import PageBlock, exceptions, markdown, page, partners, terminal
 from fedkeel.method.grammar import parse
-from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import WEIGHTS, all_pairs, verdict
 from fedkeel.method.part import Part
+from fedkeel.method.parts.index import ALIASES
 from fedkeel.method.registry import REGISTRY
 from method.test_plugins import PARTS
 

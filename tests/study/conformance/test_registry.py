@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedkeel.method.grammar import parse
-from fedkeel.method.index import ALIASES
+from fedkeel.method.parts.index import ALIASES
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES
 from fedkeel.study.conformance import CHECKS, Check, check_method, run_checks

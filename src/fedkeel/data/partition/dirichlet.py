@@ -14,6 +14,7 @@ import numpy as np
 from numpy.random import Generator, RandomState
 from numpy.typing import ArrayLike, NDArray
 
+from fedkeel.base.rng import generator
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import (
     Floats,
@@ -27,7 +28,6 @@ from fedkeel.data.partition.common import (
     rows_by_share,
 )
 from fedkeel.errors import DataError, SlowWork, counted
-from fedkeel.rng import generator
 
 _ATTEMPTS = 10_000
 """Attempts of `dirichlet` before it gives up, where these are quick."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike
 
+from fedkeel.base.rng import generator
 from fedkeel.config import Partition
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation import Federation, federation, federation_of_rows
@@ -36,7 +37,6 @@ from fedkeel.data.partition.dirichlet import (
 )
 from fedkeel.data.values import shape_text
 from fedkeel.errors import DataError, counted
-from fedkeel.rng import generator
 
 __all__ = [
     "by_source_class",

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeel.base.optional import imported
+from fedkeel.base.rng import generator
+from fedkeel.base.user_code import one_line
 from fedkeel.config import Data, Text
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.read.load import check_augment, load
@@ -17,9 +20,6 @@ from fedkeel.data.read.raw_examples import train_and_test_rows
 from fedkeel.data.read.user_data import Reading, dataset, like
 from fedkeel.data.user_objects import target_of
 from fedkeel.errors import DataError, did_you_mean
-from fedkeel.optional import imported
-from fedkeel.rng import generator
-from fedkeel.user_code import one_line
 
 PREFIX = "hf:"
 """What `data.source` begins with where it names a data set of Hugging Face."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedkeel.base.memory import format_bytes, free_memory
 from fedkeel.config import Data
 from fedkeel.data.dataset import ScalePair, cast_inputs
 from fedkeel.data.read.catalogue import SOURCES
@@ -23,7 +24,6 @@ from fedkeel.data.read.scaling import (
 )
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.errors import DataError, counted
-from fedkeel.memory import format_bytes, free_memory
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedkeel.base.memory import format_bytes, free_memory
 from fedkeel.errors import DataError
-from fedkeel.memory import format_bytes, free_memory
 
 _COPIES = 3
 """How often an array is in memory while it is read: as in the file, as numbers, and joined."""

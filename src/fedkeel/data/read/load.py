@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeel.base.named_files import expanded
+from fedkeel.base.rng import generator
 from fedkeel.config import Data
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.read.arrays import read_arrays
@@ -38,8 +40,6 @@ from fedkeel.data.read.raw_examples import RawExamples, train_and_test_rows
 from fedkeel.data.read.sources import read_known_set
 from fedkeel.data.read.tables import TABLE_SUFFIXES, read_table
 from fedkeel.errors import DataError, counted, did_you_mean
-from fedkeel.named_files import expanded
-from fedkeel.rng import generator
 
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
 """What files of a user end in."""

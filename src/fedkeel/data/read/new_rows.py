@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.named_files import expanded
 from fedkeel.data.read.join import with_categories
 from fedkeel.data.read.load import check_path
 from fedkeel.data.read.raw_examples import RawExamples, float_type, missing
@@ -20,7 +21,6 @@ from fedkeel.data.read.table_columns import as_categories, as_numbers
 from fedkeel.data.read.tables import PANDAS_INDEX, TABLE_SUFFIXES, read_columns
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.errors import DataError
-from fedkeel.named_files import expanded
 
 _Column = Any  # pyarrow has no types
 

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedkeel.base.named_files import expanded
+from fedkeel.base.rng import generator
 from fedkeel.data.dataset import Ints
 from fedkeel.data.read import formats, image_files
 from fedkeel.data.read.catalogue import SOURCES, ImageSet, Layout, find
 from fedkeel.data.read.formats import StoredFile
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.errors import DataError
-from fedkeel.named_files import expanded
-from fedkeel.rng import generator
 
 _Examples = tuple[NDArray[Any], Ints]
 """[N, C, H, W] images and [N] labels."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel import matmul
+from fedkeel.base import matmul
 from fedkeel.config import Precision
 from fedkeel.engine.compiler.compiled_function import CompiledFunction, CompiledResult
 from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction, becomes_graph, current_stream

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.base.dispatch import OperationMode
 from fedkeel.data.values import joined
-from fedkeel.dispatch import OperationMode
 from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.compiler.graph_nodes import draws_random_numbers
 from fedkeel.errors import first_line

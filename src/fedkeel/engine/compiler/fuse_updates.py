@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fedkeel.base.matmul import add_product
 from fedkeel.engine.compiler.graph_nodes import (
     SIGNS,
     insert_call,
@@ -20,7 +21,6 @@ from fedkeel.engine.compiler.graph_nodes import (
     output_node,
     view_base,
 )
-from fedkeel.matmul import add_product
 
 aten = torch.ops.aten
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.base.matmul import add_product, bmm, mm
 from fedkeel.engine.compiler.low_rank_matrix import saves_work
-from fedkeel.matmul import add_product, bmm, mm
 
 TermScale = tuple[float, tuple[Any, ...]]
 """A number and the values it is multiplied by: the learning rate, or [n, 1, 1] one per client."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedkeel import matmul
+from fedkeel.base import matmul
 from fedkeel.engine.compiler.fuse_updates import apply_update
 from fedkeel.engine.compiler.graph_nodes import (
     SIGNS,
@@ -390,6 +390,6 @@ _PRODUCTS: dict[Any, Any] = {
 
 
 def choose_matmul_library(graph: fx.Graph) -> None:
-    """Let `fedkeel.matmul` choose by their shapes which library computes matrix products."""
+    """Let `fedkeel.base.matmul` choose by their shapes which library computes matrix products."""
     for node in graph.nodes:
         node.target = _PRODUCTS.get(node.target, node.target)

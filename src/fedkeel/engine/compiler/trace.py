@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import autograd_would_have_decomposed
 from torch.utils._pytree import arg_tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedkeel.dispatch import OperationMode
+from fedkeel.base.dispatch import OperationMode
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.compiler.graph_nodes import is_random, storage_node, written_arguments
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.clock import Clock
+from fedkeel.base.clock import Clock
+from fedkeel.base.rng import continue_torch, seed_torch, torch_seeds
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import declared_class_counts
 from fedkeel.engine.compiler.cache import FlatState
@@ -39,7 +40,6 @@ from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import local_path_length
 from fedkeel.method.local_training import start_client_state
-from fedkeel.rng import continue_torch, seed_torch, torch_seeds
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors, unwalk, walk
 
 CLIENT_STATE = "client_state/"

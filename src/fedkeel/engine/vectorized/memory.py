@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
-from fedkeel.dispatch import OperationMode
+from fedkeel.base.dispatch import OperationMode
+from fedkeel.base.memory import format_bytes, free_on
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop
-from fedkeel.memory import format_bytes, free_on
 from fedkeel.method.local_training import LocalTraining
 
 USABLE = 0.8

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedkeel.dispatch import OperationMode
+from fedkeel.base.dispatch import OperationMode
 
 aten = torch.ops.aten
 

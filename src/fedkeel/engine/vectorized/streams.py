@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fedkeel.base.memory import free_on
 from fedkeel.engine.vectorized.memory import USABLE
-from fedkeel.memory import free_on
 
 MAX_STREAMS = 8
 """Clients that are trained at once on streams of their own, at most."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedkeel.base.rng import generator, torch_seed
 from fedkeel.data.federation import Federation
 from fedkeel.errors import ConfigError, counted
 from fedkeel.features.attackers.collusion import joint_update
@@ -14,7 +15,6 @@ from fedkeel.features.attackers.poison import poisoned
 from fedkeel.features.attackers.settings import ALONE, Adversary
 from fedkeel.method.context import Ints
 from fedkeel.method.round_values import Replies
-from fedkeel.rng import generator, torch_seed
 from fedkeel.tree import Tree
 
 MANY = 12

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.rng import generator
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.values import only_tensor, shape_text
 from fedkeel.errors import DataError
 from fedkeel.features.attackers.settings import Adversary
 from fedkeel.method.context import Ints
-from fedkeel.rng import generator
 
 POISONING = ("label_flip", "backdoor")
 """Kinds of attacks that change the attackers' examples."""

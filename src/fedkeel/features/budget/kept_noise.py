@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
 
+from fedkeel.base.named_files import read_regular
 from fedkeel.features.budget.accountant import Kind, Release, calibrated_sigma
-from fedkeel.named_files import read_regular
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, write_text
 from fedkeel.version import __version__
 

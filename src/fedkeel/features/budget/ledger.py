@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedkeel.base.named_files import RECORD_BYTES, read_regular
 from fedkeel.base.settings import Settings
 from fedkeel.errors import ConfigError, RunError
 from fedkeel.features.budget.accountant import Release, Sampling, composed_epsilon
 from fedkeel.features.budget.policy import Policy, PolicyError
-from fedkeel.named_files import RECORD_BYTES, read_regular
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
 from fedkeel.records.lock import waited_for
 

@@ -7,10 +7,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedkeel.base.named_files import expanded, read_regular
 from fedkeel.base.settings import Settings
 from fedkeel.config.toml import build, parse
 from fedkeel.errors import ConfigError, FedkeelError
-from fedkeel.named_files import expanded, read_regular
 
 
 class PolicyError(FedkeelError):

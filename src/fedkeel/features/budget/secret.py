@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+from fedkeel.base.named_files import expanded, read_regular
 from fedkeel.errors import ConfigError
 from fedkeel.features.budget.settings import Privacy
-from fedkeel.named_files import expanded, read_regular
 
 SHORTEST = 16
 """Bytes of a key, at least."""

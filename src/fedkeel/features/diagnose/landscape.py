@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.rng import torch_seed
 from fedkeel.data.dataset import Dataset
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.features.diagnose.measured import RoundDiagnostics, mean
 from fedkeel.features.diagnose.models import ModelState, measure
 from fedkeel.features.diagnose.observed_round import ObservedRound
 from fedkeel.method.context import Floats
-from fedkeel.rng import torch_seed
 from fedkeel.task.batch import Batch
 
 POSITIONS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.rng import generator
 from fedkeel.data.dataset import Dataset
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.features.diagnose.clients import ObservedClients
@@ -16,7 +17,6 @@ from fedkeel.features.diagnose.models import ModelState, measure
 from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.method.context import Floats, Ints, Message
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.rng import generator
 from fedkeel.tree import Tree
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from fedkeel import tree
-from fedkeel.clock import Lap
+from fedkeel.base.clock import Lap
+from fedkeel.base.rng import seed_torch, torch_seed
 from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
@@ -25,7 +26,6 @@ from fedkeel.method.context import Ints, Message
 from fedkeel.method.round_values import RoundResult
 from fedkeel.method.server_round import raw_weights
 from fedkeel.records.rows import RoundRecord
-from fedkeel.rng import seed_torch, torch_seed
 from fedkeel.runner.callbacks import RunInfo
 from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.tree import Tree

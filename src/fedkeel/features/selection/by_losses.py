@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeel.base.rng import generator
 from fedkeel.data.cohort import Selection, select, selectable, with_dropouts
 from fedkeel.data.federation import Federation, concatenate_rows
 from fedkeel.data.partition.common import Floats
@@ -26,7 +27,6 @@ from fedkeel.features.selection.rules import (
 from fedkeel.method.context import Ints, Message
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import LOSS
-from fedkeel.rng import generator
 from fedkeel.runner.feature_hooks import Selector
 
 UTILITY, LAST_ROUND = "selection/utility", "selection/last_round"

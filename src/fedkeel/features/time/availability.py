@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeel.base.named_files import expanded
+from fedkeel.base.rng import generator
 from fedkeel.data.dataset import Ints
 from fedkeel.errors import DataError, RunError
 from fedkeel.features.time.devices import number, read_csv
 from fedkeel.features.time.settings import System
-from fedkeel.named_files import expanded
-from fedkeel.rng import generator
 
 HOUR, DAY = 3600.0, 86400.0
 """Seconds."""

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeel.base.named_files import TABLE_BYTES, expanded, open_regular
+from fedkeel.base.rng import generator, generators
 from fedkeel.data.dataset import Ints
 from fedkeel.data.partition.common import Floats
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.features.time.settings import System
-from fedkeel.named_files import TABLE_BYTES, expanded, open_regular
-from fedkeel.rng import generator, generators
 
 MEGABIT = 1e6 / 8
 """Bytes of a megabit."""

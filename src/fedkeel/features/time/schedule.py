@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeel.base.rng import generator, generators
 from fedkeel.config import Cohort
 from fedkeel.data.cohort import Select, Selection, select_by_seed, selectable
 from fedkeel.data.dataset import Ints
@@ -21,7 +22,6 @@ from fedkeel.features.time.availability import Availability, make_availability
 from fedkeel.features.time.devices import Devices, jitter, make_devices
 from fedkeel.features.time.settings import System
 from fedkeel.features.time.work import ClientWork
-from fedkeel.rng import generator, generators
 
 Bools = NDArray[np.bool_]
 

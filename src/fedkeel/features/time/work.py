@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from fedkeel.cost.memory import estimate_run
-from fedkeel.cost.work import MultiplyAdds, gradient_multiply_adds
 from fedkeel.data import batches
 from fedkeel.data.partition.common import Floats
 from fedkeel.engine.base import ClientJob
+from fedkeel.engine.choose.memory import estimate_run
+from fedkeel.engine.choose.work import MultiplyAdds, gradient_multiply_adds
 from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from fedkeel import optional
+from fedkeel.base import optional
 from fedkeel.base.settings import Settings
 from fedkeel.features.track.settings import Track, Tracker
 

@@ -12,8 +12,8 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard import summary as events
 
+from fedkeel.base.named_files import expanded
 from fedkeel.features.track.base import FileKind, Numbers, OpenRun, TrackedRun
-from fedkeel.named_files import expanded
 
 
 def open_run(run: TrackedRun) -> OpenRun:

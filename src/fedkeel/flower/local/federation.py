@@ -14,23 +14,23 @@ from pathlib import Path
 
 from flwr.common.config import parse_config_args
 
+from fedkeel.base.named_files import expanded, writing
 from fedkeel.config import Experiment
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import RunError
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.export import export
 from fedkeel.flower.local.processes import FlowerProcesses, quoted
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import OUTCOME, RunEnd
-from fedkeel.named_files import expanded, writing
 from fedkeel.records.folder import ANOTHER, RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
+from fedkeel.records.trust import mark_as_made_here
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.warnings import find_warnings
-from fedkeel.trust import mark_as_made_here
 
 STATUS_SECONDS = 10.0
 """Time between questions to Flower whether the run is still alive. They are slow to answer."""

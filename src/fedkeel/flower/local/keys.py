@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from fedkeel.base.named_files import writing
 from fedkeel.errors import RunError
-from fedkeel.named_files import writing
 
 CA, CERTIFICATE, SERVER_KEY = "ca.crt", "server.pem", "server.key"
 

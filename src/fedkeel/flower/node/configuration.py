@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from fedkeel.base.named_files import expanded
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError
 from fedkeel.features.budget.kept_noise import noise_kept_in
@@ -18,7 +19,6 @@ from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.sent_settings import check_sent
 from fedkeel.flower.node.signing import read_signing
 from fedkeel.flower.protocol import DESCRIBE
-from fedkeel.named_files import expanded
 from fedkeel.runner.features import check_nodes
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedkeel.base.named_code import ImportTarget, import_object
+from fedkeel.base.rng import generator
+from fedkeel.base.user_code import one_line
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Ints, dataset
 from fedkeel.data.federation import Federation
@@ -19,10 +22,7 @@ from fedkeel.data.values import Values, joined, shape_text, tensors_of
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.data_on_nodes import NODES, ingredients
-from fedkeel.named_code import ImportTarget, import_object
-from fedkeel.rng import generator
 from fedkeel.task.losses import OF_QUANTITIES, make_loss
-from fedkeel.user_code import one_line
 
 _FUNCTION = ImportTarget(
     "data",

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from fedkeel.base.named_files import read_regular
 from fedkeel.errors import ConfigError
 from fedkeel.features.secure.primitives import SecureSumError
-from fedkeel.named_files import read_regular
 
 _ALGORITHM = ec.ECDSA(SHA256())
 

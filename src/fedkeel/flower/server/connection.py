@@ -15,11 +15,11 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.node_pb2 import Node
 from flwr.serverapp import Grid
 
+from fedkeel.base.user_code import one_line
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
 from fedkeel.flower.protocol import DESCRIBE, TRAIN
 from fedkeel.flower.wire import WireError
-from fedkeel.user_code import one_line
 
 T = TypeVar("T")
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.config.flower import smallest_count
-from fedkeel.cost.memory import estimate_run
 from fedkeel.data.values import tensors_of
 from fedkeel.engine.base import (
     ClientJob,
@@ -26,6 +25,7 @@ from fedkeel.engine.base import (
     TrainedCohort,
     TrainingSetup,
 )
+from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate, split_examples
 from fedkeel.engine.personal import scores_of

@@ -15,6 +15,7 @@ from fedkeel.config import Experiment
 from fedkeel.config.flower import smallest_count
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import FedkeelError
+from fedkeel.features.progress.display import ProgressLines, run_name
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.protocol import Agreement, NodeDescription
 from fedkeel.flower.server.connection import NodeConnection
@@ -30,7 +31,6 @@ from fedkeel.records.run_record import EngineChoice
 from fedkeel.runner.features import callbacks_of, check_nodes
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
 from fedkeel.task.models import builder

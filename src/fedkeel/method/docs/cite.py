@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedkeel.method.compose import Plan
 from fedkeel.method.docs.bibliography import bibtex as bibtex
 from fedkeel.method.grammar import parse
-from fedkeel.method.index import METHODS
+from fedkeel.method.parts.index import METHODS
 
 
 def keys(plan: Plan) -> list[str]:

@@ -20,9 +20,9 @@ from fedkeel.method.docs.cite import keys
 from fedkeel.method.docs.describe import Hyperparameter, describe, hyperparameters
 from fedkeel.method.docs.docstring import Maths, read, summary
 from fedkeel.method.grammar import parse
-from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, WEIGHTS, verdict
 from fedkeel.method.part import Capability, Part
+from fedkeel.method.parts.index import ALIASES
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
 

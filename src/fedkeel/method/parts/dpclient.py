@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.rng import generator
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort
 from fedkeel.method.part import Stage, Traits, param
 from fedkeel.method.roles import Broadcast, Reduction, ServerState, UpdateTransform, Upload
-from fedkeel.rng import generator
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import State, Tree
 

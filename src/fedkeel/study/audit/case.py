@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedkeel import config
+from fedkeel.base.rng import generator, torch_seed
 from fedkeel.data.values import rows_of
 from fedkeel.method.context import Ints
-from fedkeel.rng import generator, torch_seed
 from fedkeel.study.audit.matching import GradientModel
 from fedkeel.study.audit.observation import Observation, Overheard
 from fedkeel.study.audit.quality import Units

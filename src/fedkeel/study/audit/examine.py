@@ -20,11 +20,11 @@ from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.features.budget.feature import privacy_of
 from fedkeel.features.diagnose.settings import Diagnose
+from fedkeel.features.progress.display import FINISHED, ProgressDisplay
 from fedkeel.features.stop.settings import Stop
 from fedkeel.records.audit import AttackResult, AuditRecord, Skipped
 from fedkeel.records.files import write_text
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import FINISHED, ProgressDisplay
 from fedkeel.study.audit.applies import why_not
 from fedkeel.study.audit.attacks import ATTACKS
 from fedkeel.study.audit.case import Case

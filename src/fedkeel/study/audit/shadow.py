@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.rng import generator
 from fedkeel.data.federation import Federation
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.method.context import Floats, Ints
-from fedkeel.rng import generator
 from fedkeel.runner.prepare import prepare
 from fedkeel.study.audit.membership import Bools, Separation, confidences, lira_scores, separation
 from fedkeel.study.audit.observation import overhear_model

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.user_code import one_line
 from fedkeel.config import Weights
-from fedkeel.cost.memory import estimate_run
 from fedkeel.data.values import as_state
 from fedkeel.engine.base import ClientJob
+from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.turns import one_at_a_time
@@ -50,7 +51,6 @@ from fedkeel.study.conformance.small_federation import (
 )
 from fedkeel.study.conformance.tasks import TASKS
 from fedkeel.tree import State, Tree, walk
-from fedkeel.user_code import one_line
 
 GROUP_TOLERANCE, ADAMW_TOLERANCE = 1e-9, 1e-8
 """Largest difference in float64 after a round of clients that the vectorized engine trains side by

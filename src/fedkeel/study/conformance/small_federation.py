@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import config
+from fedkeel.base.rng import generator
 from fedkeel.config import Weights
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, dataset
@@ -31,7 +32,6 @@ from fedkeel.method.round_values import Replies, Reply, Server, TableRows
 from fedkeel.method.server_memory import copy_memory, initial_table_row
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.method.survey import add_mean_answers, client_survey
-from fedkeel.rng import generator
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start

@@ -11,16 +11,16 @@ from typing import Any
 
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
-from fedkeel.cost.work import run_work
 from fedkeel.data.batches import count_steps
 from fedkeel.data.federation import Federation
+from fedkeel.engine.choose.work import run_work
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import ConfigError, FedkeelError, TrainingError
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.doctor import Advice, DoctorRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.report.formatting import format_duration
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.compare import create_folder
 from fedkeel.study.doctor.candidates import (
     Candidate,

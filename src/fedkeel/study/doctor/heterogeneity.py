@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeel.base.rng import generator
 from fedkeel.data.read.scaling import Moments
-from fedkeel.rng import generator
 
 Floats = NDArray[np.float64]
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from fedkeel.base.feature import declared_tables
 from fedkeel.config import Run as RunSettings
-from fedkeel.cost.engine_rule import EngineRule
 from fedkeel.data.federation import Federation
+from fedkeel.engine.choose.engine_rule import EngineRule
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import DataError
 from fedkeel.features.diagnose.settings import diagnose_of
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.compare import run_folder_name, with_one_weighting
 from fedkeel.study.pool import RunRequest, run_all, single_process
 from fedkeel.study.tune import can_be_scored, make_run

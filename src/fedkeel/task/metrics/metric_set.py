@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedkeel.base.fingerprint.reached_values import describe_value
+from fedkeel.base.memory import format_bytes
 from fedkeel.data.values import Values, count_of
 from fedkeel.errors import ModelError, did_you_mean
-from fedkeel.memory import format_bytes
-from fedkeel.reached_values import describe_value
 from fedkeel.records.rows import Scores
 from fedkeel.records.score import LOSS, MetricInfo
 from fedkeel.task.losses import IGNORING, WITH_UNKNOWN, Loss

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fedkeel.base.named_code import ImportTarget, import_object
 from fedkeel.errors import ModelError, did_you_mean
-from fedkeel.named_code import ImportTarget, import_object
 from fedkeel.task.metrics import (
     areas,
     calibration,

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedkeel.base.memory import format_bytes, free_memory
+from fedkeel.base.user_code import one_line
 from fedkeel.errors import FedkeelError, ModelError, did_you_mean
-from fedkeel.memory import format_bytes, free_memory
 from fedkeel.task.models import (
     checks,
     cnn,
@@ -38,7 +39,6 @@ from fedkeel.task.models import (
     vgg,
 )
 from fedkeel.task.models.norm import replace_batch_norm
-from fedkeel.user_code import one_line
 
 __all__ = ["MODELS", "ModelInfo", "builder", "make", "replace_batch_norm"]
 

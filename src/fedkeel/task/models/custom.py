@@ -8,14 +8,15 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
+from fedkeel.base.named_code import ImportTarget, called, import_object
 from fedkeel.errors import ModelError
-from fedkeel.named_code import ImportTarget, called, import_object
 
 
 def load(path: str) -> Callable[..., object]:
     """Return the class, or the function that makes a module, at ``package.module:Class``.
 
-    It is one of the user's own modules, or of the model libraries below; see `fedkeel.named_code`.
+    It is one of the user's own modules, or of the model libraries below; see
+    `fedkeel.base.named_code`.
 
     Raises:
         ModelError: the path cannot be read, the module may not be named or cannot be imported, or

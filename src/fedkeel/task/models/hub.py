@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
+from fedkeel.base.optional import imported
+from fedkeel.base.user_code import one_line
 from fedkeel.config.code_names import HUBS
 from fedkeel.errors import ModelError, did_you_mean
-from fedkeel.optional import imported
-from fedkeel.user_code import one_line
 
 HEADS: Mapping[str, str] = {
     "sequence-classification": "AutoModelForSequenceClassification",

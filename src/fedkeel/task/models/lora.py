@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from torch import nn
 
+from fedkeel.base.optional import imported
+from fedkeel.base.user_code import one_line
 from fedkeel.config import Lora
 from fedkeel.errors import ModelError
-from fedkeel.optional import imported
-from fedkeel.user_code import one_line
 
 
 class AdaptedBuilder:

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from fedkeel.optional import imported
+from fedkeel.base.optional import imported
+from fedkeel.features.progress.display import ProgressBars
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import ACCURACY, MetricInfo
-from fedkeel.runner.progress import ProgressBars
 
 _SECONDS = 0.2
 """Seconds between two pictures of the bars."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from fedkeel.user_code import is_user_file, working_directory_first
+from fedkeel.base.user_code import is_user_file, working_directory_first
 
 
 def digest_of(text: str) -> str:

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from fedkeel import config
-from fedkeel.cost.evaluation import evaluation_memory
+from fedkeel.base.dispatch import OperationMode
+from fedkeel.base.memory import format_bytes, free_memory
 from fedkeel.data.values import Values, rows_of
-from fedkeel.dispatch import OperationMode
+from fedkeel.engine.choose.evaluation import evaluation_memory
 from fedkeel.engine.prepared import Prepared, StatePlace
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, client_state_spec, with_empty_answers
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.layout import RowLayout, row_layout
 from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.errors import RunError
-from fedkeel.memory import format_bytes, free_memory
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.server_memory import initial_memory

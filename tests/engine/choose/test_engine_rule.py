@@ -16,10 +16,10 @@ from torch.nn import functional as F
 import fedkeel as fk
 from each import each
 from fedkeel import config
-from fedkeel.cost import engine_rule as module
-from fedkeel.cost.engine_rule import EngineRule, choose_engine, kept_engine
-from fedkeel.cost.work import gradient_multiply_adds, run_work
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.choose import engine_rule as module
+from fedkeel.engine.choose.engine_rule import EngineRule, choose_engine, kept_engine
+from fedkeel.engine.choose.work import gradient_multiply_adds, run_work
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.vectorized import trial as trial_module
 from fedkeel.engine.vectorized.facts import SetupFacts
@@ -255,7 +255,7 @@ def test_the_order_of_methods_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    monkeypatch.setattr("fedkeel.engine.choose.device.device_error", lambda *_: "")
     assert choose_engine(run(rounds=20)).device == "cpu"
     for more in ({"rounds": 1000}, {"device": "cuda", "rounds": 1}, {"kind": "vectorized"}):
         found = choose_engine(run(CNN, examples=20, **more))
@@ -273,7 +273,7 @@ def test_clients_whose_convolutions_fill_a_gpu_train_one_after_the_other(
     channels: int, parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    monkeypatch.setattr("fedkeel.engine.choose.device.device_error", lambda *_: "")
     monkeypatch.setattr(module, "_obstacle", lambda *_: pytest.fail("nothing depends on it"))
     network = (partial(two_convolutions, channels), (1, 16, 16))
     found = choose_engine(run(network))
@@ -302,7 +302,7 @@ def test_the_sequential_engine_trains_on_a_gpu_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    monkeypatch.setattr("fedkeel.engine.choose.device.device_error", lambda *_: "")
     assert choose_engine(run(kind="sequential")).device == "cpu"
     assert choose_engine(run(kind="sequential", device="cuda")).device == "cuda"
     with pytest.raises(Exception, match="'vectorized' and 'sequential'"):

@@ -12,22 +12,22 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedkeel.base.named_files import expanded, read_regular
+from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.config import Experiment, toml
 from fedkeel.config.code_names import code_names
 from fedkeel.data.values import count_of, rows_of
 from fedkeel.errors import ModelError, RunError
-from fedkeel.named_files import expanded, read_regular
-from fedkeel.predict.answers import Predictions, answer
-from fedkeel.predict.preparation import InputPreparation
 from fedkeel.records.client_models import client_file, has_single_model, no_single_model
 from fedkeel.records.files import is_as_written
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.run_record import RunRecord
+from fedkeel.records.trust import check_trusted
 from fedkeel.task.losses import LOSSES, OF_QUANTITIES
 from fedkeel.task.models import make
 from fedkeel.task.outputs import scores_of
-from fedkeel.trust import check_trusted
-from fedkeel.user_code import one_line, where_raised
+from fedkeel.task.predict.answers import Predictions, answer
+from fedkeel.task.predict.preparation import InputPreparation
 
 ModelLike = nn.Module | Callable[[], nn.Module]
 
@@ -107,7 +107,7 @@ class TrainedModel:
         return Predictions(values, shares, scores, self.label_names, inputs.others, inputs.warnings)
 
     def export(self, path: str | Path) -> Path:
-        """Write the model for programs without fedkeel; see `fedkeel.predict.export`.
+        """Write the model for programs without fedkeel; see `fedkeel.task.predict.export`.
 
         Args:
             path: a file that ends in ``.onnx``, or in ``.pt2`` for `torch.export.load`.
@@ -116,7 +116,7 @@ class TrainedModel:
             ModelError: the model cannot be traced, the suffix is another one, or ONNX is not
                 installed.
         """
-        from fedkeel.predict.export import export  # torch.export takes seconds to import
+        from fedkeel.task.predict.export import export  # torch.export takes seconds to import
 
         return export(self, expanded(path))
 

@@ -26,8 +26,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Literal
 
-from fedkeel.errors import FedkeelError, counted, did_you_mean
-from fedkeel.user_code import (
+from fedkeel.base.user_code import (
     app_folders,
     is_import_path,
     is_user_file,
@@ -35,6 +34,7 @@ from fedkeel.user_code import (
     where_raised,
     working_directory_first,
 )
+from fedkeel.errors import FedkeelError, counted, did_you_mean
 
 VARIABLE = "FEDKEEL_MODULES"
 """Environment variable with names of installed packages or modules, between commas, that may be

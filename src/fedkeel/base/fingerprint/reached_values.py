@@ -36,7 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn, strided, uint8
 
-from fedkeel.global_names import (
+from fedkeel.base.fingerprint.global_names import (
     attribute_of,
     global_values,
     is_dunder,
@@ -45,7 +45,7 @@ from fedkeel.global_names import (
     is_versioned,
     library_digest,
 )
-from fedkeel.source_digest import digest_of, module_digest
+from fedkeel.base.fingerprint.source_digest import digest_of, module_digest
 
 LARGEST = 1_000_000
 """Values, at most, that are read; tensors and arrays count as one."""

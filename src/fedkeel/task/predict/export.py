@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeel.base.user_code import one_line
 from fedkeel.data.read.scaling import Scale, spread
 from fedkeel.errors import ModelError, counted
-from fedkeel.predict.preparation import InputPreparation
-from fedkeel.predict.trained_model import TrainedModel, metadata
 from fedkeel.records.files import write_bytes
 from fedkeel.task.outputs import tensors_in
-from fedkeel.user_code import one_line
+from fedkeel.task.predict.preparation import InputPreparation
+from fedkeel.task.predict.trained_model import TrainedModel, metadata
 
 _Answers = Callable[[Tensor], Sequence[Tensor]]
 """Inputs [N, ...] -> what a file answers."""

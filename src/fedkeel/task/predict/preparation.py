@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.named_files import expanded
 from fedkeel.config import Data
 from fedkeel.data.dataset import dataset
 from fedkeel.data.read.arrays import read_inputs
@@ -23,7 +24,6 @@ from fedkeel.data.table_schema import Column, Missing, TableSchema
 from fedkeel.data.user_arrays import as_tokens
 from fedkeel.data.values import Values, only_tensor, shape_of
 from fedkeel.errors import DataError, did_you_mean
-from fedkeel.named_files import expanded
 from fedkeel.records import run_record
 from fedkeel.records.run_record import DataRecord
 

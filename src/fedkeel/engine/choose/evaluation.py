@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from fedkeel.base.memory import format_bytes, free_memory
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples, most_states
 from fedkeel.errors import ModelError, counted
-from fedkeel.memory import format_bytes, free_memory
 from fedkeel.records.score import LOSS
 from fedkeel.task.metrics.metric_set import LARGEST_EVALUATION
 

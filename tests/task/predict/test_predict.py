@@ -20,9 +20,9 @@ from torch import nn
 import fedkeel as fk
 from commands import call
 from fedkeel.errors import ModelError
-from fedkeel.predict import export
-from fedkeel.predict.preparation import InputPreparation
-from fedkeel.predict.trained_model import TrainedModel, load
+from fedkeel.task.predict import export
+from fedkeel.task.predict.preparation import InputPreparation
+from fedkeel.task.predict.trained_model import TrainedModel, load
 
 EXPERIMENT = """\
 name = "table"

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from fedkeel.base.named_code import place_of
+from fedkeel.base.named_files import read_regular
 from fedkeel.config import Run
 from fedkeel.config.code_names import ADDRESS, names_to_trust
 from fedkeel.errors import RunError
-from fedkeel.named_code import place_of
-from fedkeel.named_files import read_regular
 from fedkeel.records.files import parse_json, write_text
 
 MARK = "made-here.json"

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.cost.device import choose_device, device_error
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.choose.device import choose_device, device_error
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import RunError
 from fedkeel.runner.prepare import prepare
@@ -41,7 +41,7 @@ def test_a_model_that_does_not_run_on_a_gpu_is_trained_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "it is said why")
+    monkeypatch.setattr("fedkeel.engine.choose.device.device_error", lambda *_: "it is said why")
     assert choose_device(AUTO, setup()) == (
         "cpu",
         ["clients are not trained on the GPU: it is said why"],
@@ -49,7 +49,7 @@ def test_a_model_that_does_not_run_on_a_gpu_is_trained_without(
     assert choose_device(fk.Engine(device="cpu"), setup()) == ("cpu", [])
     with pytest.raises(RunError, match=r"(?s)does not run on a GPU.*it is said why.*x.device"):
         choose_device(CUDA, setup())
-    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    monkeypatch.setattr("fedkeel.engine.choose.device.device_error", lambda *_: "")
     assert choose_device(AUTO, setup()) == ("cuda", [])
 
 

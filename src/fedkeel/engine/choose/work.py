@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from fedkeel.base.dispatch import OperationMode
 from fedkeel.data import batches
-from fedkeel.dispatch import OperationMode
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.cost.memory import EVALUATION_BATCH, EVALUATION_BYTES, evaluation_batch
+from fedkeel.engine.choose.memory import EVALUATION_BATCH, EVALUATION_BYTES, evaluation_batch
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
 from toys import prepared

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 
-from fedkeel.source_digest import module_digest, path_of_module
-from fedkeel.user_code import is_user_file
+from fedkeel.base.fingerprint.source_digest import module_digest, path_of_module
+from fedkeel.base.user_code import is_user_file
 
 _VERSIONED = frozenset({"fedkeel", "torch"})
 """Packages whose version counts, and not their files; Python's own are others."""

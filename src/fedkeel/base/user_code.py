@@ -33,7 +33,7 @@ def is_import_path(text: str) -> bool:
 
 _LIBRARIES = (
     "<",
-    f"{Path(__file__).parent}{os.sep}",
+    f"{Path(__file__).parents[1]}{os.sep}",
     *(
         f"{sysconfig.get_path(name)}{os.sep}"
         for name in ("stdlib", "purelib", "platlib", "scripts")

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.device import available_gpus, choose_device, named_devices
-from fedkeel.cost.work import Work, run_work
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.choose.device import available_gpus, choose_device, named_devices
+from fedkeel.engine.choose.work import Work, run_work
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.affinity import core_count
 from fedkeel.engine.process.turns import one_at_a_time

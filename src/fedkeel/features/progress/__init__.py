@@ -1,0 +1,1 @@
+"""How a terminal and a notebook show the progress of runs."""
