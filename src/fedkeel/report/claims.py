@@ -4,7 +4,7 @@ A claim is one of a table: its p-value is corrected for the number of methods th
 the reference (Holm), so the probability that a table makes any false claim is at most 0.05. What
 neither differs nor is shown to be alike stays open, with the number of seeds that would decide it.
 A difference of accuracies that is smaller than two standard errors of an accuracy on so many test
-examples, sqrt(p (1 - p) / n), is no claim either: more seeds on the same examples do not help.
+examples, sqrt(p (1 - p) / n), does not count either: more seeds on the same examples do not help.
 With fewer than three seeds in common, or with seeds that repeat one run, nothing is claimed.
 """
 

@@ -239,7 +239,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason() -> None:
     assert "'landscape' cannot be measured in a run of 'fedper'" in text
     assert "no global model is whole" in text
     assert "what can be measured: drift, conflict, participation" in text
-    assert "no log-likelihood" in refused("fedavg", "fisher", fk.Task(toys.Net, loss=own_loss))
+    assert "not a log-likelihood" in refused("fedavg", "fisher", fk.Task(toys.Net, loss=own_loss))
     assert all(f"'{kind}'" in refused("fedavg", "forgeting") for kind in KINDS)
 
 

@@ -6,7 +6,7 @@ closures and the global names that it uses, also in the user's modules that it i
 inside installed packages. Where a value in reach cannot be read in full, such as an open file, the
 run is never taken for an earlier one: it is made anew, and a line says so.
 
-What code reads from elsewhere each time it is called, a file or an environment variable, is no
+What code reads from elsewhere each time it is called, a file or an environment variable, is not a
 value in memory, and is not seen.
 """
 

@@ -26,7 +26,7 @@ def use_numerics(precision: Precision, searches: bool = True) -> Iterator[None]:
     Args:
         precision: see `set_numerics`.
         searches: whether a GPU searches for the fastest algorithm of each convolution: that takes
-            seconds, and is no use where each is called once.
+            seconds, and does not help where each is called once.
     """
     threads, before = torch.get_num_threads(), [read() for read, _ in _SWITCHES]
     searched_before = torch.backends.cudnn.benchmark

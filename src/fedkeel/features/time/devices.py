@@ -109,7 +109,7 @@ def read_csv(path: Path, setting: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def number(row: dict[str, str], name: str, path: Path, line: int) -> float:
-    """Return a number of a row, or refuse what is none."""
+    """Return a number of a row, or refuse what is not a number."""
     try:
         value = float(row[name])
     except (KeyError, TypeError, ValueError):

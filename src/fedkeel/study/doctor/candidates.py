@@ -88,7 +88,7 @@ def _personal(m: Measurements) -> str:
     alone, shared = (
         "no score" if value is None else m.score.format(value) for value in (m.local_own, m.fedavg)
     )
-    return f"fits each client: on only its own examples {alone}, one model for all {shared}"
+    return f"fits each client: trained on only its own examples {alone}, one model for all {shared}"
 
 
 def _norm(m: Measurements) -> str:
@@ -142,8 +142,8 @@ def candidates(
 
     Args:
         judges_personal: whether personal models are judged.
-        methods: expressions in place of the usual ones; of those that are none of these, the
-            learning rate is searched, nothing else.
+        methods: expressions in place of the usual ones; of methods that are not among the usual
+            ones, only the learning rate is searched.
     """
     usual = FOR_PERSONAL_MODELS if judges_personal else FOR_ONE_MODEL
     if methods is None:
