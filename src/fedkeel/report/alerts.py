@@ -203,7 +203,7 @@ def _no_learning(run: RunResults) -> str | None:
 
 
 def _remedy(run: RunResults, usual: str) -> str:
-    """Return what to do where a run has learnt nothing; the learning rate does not explain noise."""
+    """Return what to do where a run has learnt nothing; no learning rate is the cause of noise."""
     if _NOISY & {part.name for part in run.record.parts}:
         return (
             "The noise may be the reason: beside the updates it is shorter with more clients in a "
