@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from fedkeel.base.feature import declarations
+
 SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
 
 LEAVES = frozenset({"base", "errors", "records", "tree", "version"})
@@ -368,3 +370,16 @@ def test_the_core_names_no_feature() -> None:
                 assert not {word for word in used if word in file.read_text("utf-8")}, file
                 is_method = room_name == "method"  # a part is told how old the updates are
                 assert is_method or "staleness" not in file.read_text("utf-8"), file
+
+
+def test_features_import_only_what_they_need() -> None:
+    """One feature imports another only where its declaration says so."""
+    folder_of = {kind.__module__.split(".")[2]: kind for kind in declarations().values()}
+    for folder, kind in folder_of.items():
+        others = {
+            name.split(".")[2]
+            for name in imports_of(f"features/{folder}")
+            if name.startswith("fedkeel.features.")
+        }
+        tables = {folder_of[other].table for other in others - {folder}}
+        assert tables == set(kind.needs), folder

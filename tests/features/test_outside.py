@@ -163,6 +163,16 @@ def test_a_package_adds_a_carbon_account(folder: Path) -> None:
     assert "carbon_sources" not in plain
 
 
+def test_a_feature_needs_another_that_is_not_installed(folder: Path) -> None:
+    file = folder / "site" / "carbon" / "declaration.py"
+    line = '    table, settings_class, record_class = "carbon", Carbon, CarbonRecord\n'
+    assert line in DECLARATION
+    file.write_text(DECLARATION.replace(line, f'{line}    needs = ("power",)\n'))
+    refused = command(folder, "check", "--preset", "digits")
+    assert refused.returncode == 2
+    assert "The feature [carbon] needs the feature [power]." in " ".join(refused.stderr.split())
+
+
 IN_PYTHON = """
 import fedkeel as fk
 from carbon.declaration import Carbon

@@ -109,6 +109,7 @@ class Declaration:
         settings_class: the settings in that table; `Settings` itself where other settings, such as
             the method's name, ask for the feature, and a file has no such table.
         default: the settings where a file has no such table; None: no feature then.
+        needs: tables of the features whose code or numbers it uses.
         shorthand: the setting that a text or a list in place of the table sets; "" for none.
         places: settings of its table that name a file, a folder or an address.
         decides_numbers: whether its settings can change a number of a run.
@@ -135,6 +136,7 @@ class Declaration:
     table: ClassVar[str]
     settings_class: ClassVar[type[Settings]] = Settings
     default: ClassVar[Settings | None] = None
+    needs: ClassVar[tuple[str, ...]] = ()
     shorthand: ClassVar[str] = ""
     places: ClassVar[tuple[str, ...]] = ()
     decides_numbers: ClassVar[bool] = True
@@ -168,7 +170,8 @@ def declarations() -> Mapping[str, type[Declaration]]:
     """Return every feature by its table: those of this package, then those that others install.
 
     Raises:
-        ConfigError: a feature of an installed package cannot be loaded, or takes another's table.
+        ConfigError: a feature of an installed package cannot be loaded, takes another's table, or
+            needs a feature that is not there.
     """
     own: tuple[str, ...] = import_module("fedkeel.features").FEATURES
     found = {kind.table: kind for kind in map(_declaration, own)}
@@ -179,6 +182,13 @@ def declarations() -> Mapping[str, type[Declaration]]:
                 f"Two features have the table [{kind.table}].",
                 got=f"{point.value} and {found[kind.table].__module__}",
                 do="uninstall one of their packages",
+            )
+    for kind in found.values():
+        if absent := [table for table in kind.needs if table not in found]:
+            raise ConfigError(
+                f"The feature [{kind.table}] needs the feature [{absent[0]}].",
+                got=f"[{'], ['.join(found)}]",
+                do="install the package that has it",
             )
     return found
 

@@ -16,6 +16,7 @@ class BaselinesDeclaration(Declaration):
 
     feature = "fedkeel.features.baselines.feature:Baseline"
     table = "baselines"
+    needs = ("personal",)
     baselines: ClassVar[Mapping[str, str]] = {
         LOCAL: "each client trains alone; the score is of the models of all clients",
         CENTRALISED: "one model is trained on the examples of all clients in one place, by as many "

@@ -13,5 +13,6 @@ class StopDeclaration(Declaration):
     table = "stop"
     settings_class = Stop
     default = Stop()
+    needs = ("system",)  # for `hours`
     meaning = "when the run ends before its last round."
     example = "patience=10"
