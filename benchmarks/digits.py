@@ -39,7 +39,7 @@ ONE_CLASS = ("partition.kind='classes'", "partition.classes_per_client=1")
 
 
 def experiment(lr: float, seed: int, division: Sequence[str] = ()) -> Experiment:
-    preset = files("fedkeel").joinpath("presets/digits.toml")
+    preset = files("fedkeel.config").joinpath("presets/digits.toml")
     changes = [f"local.lr={lr}", f"seed={seed}", "engine.kind='sequential'", *division]
     return load(Path(str(preset)), changes)
 

@@ -1,1 +1,1 @@
-"""What every room may import: the base of settings, and what a feature declares."""
+"""Leaves that every room may import: streams, clock, names of code, settings, declarations."""
