@@ -123,7 +123,7 @@ def runs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def digest(values: dict[str, Any]) -> str:
     """Return the digests of a run in a folder of its own, or why it is refused."""
-    file = files("fedkeel").joinpath("presets", "digits.toml")
+    file = files("fedkeel.config").joinpath("presets", "digits.toml")
     preset = config.load(str(file)).model_dump(mode="json", exclude_unset=True)
     merged = {**preset, **values}
     for name in ("partition", "evaluation"):
