@@ -45,7 +45,7 @@ def test_a_finished_run_is_shown_and_the_missing_report_is_said(folder: Path) ->
     assert run.out == whole.out
     assert "report  not written: " in run.err
     assert "fedavg" in report.out
-    assert "RunError: The report run/report.html cannot be written." in report.err
+    assert "RunError: The page run/report.html cannot be written." in report.err
     assert page.read_bytes() == before
     assert call("report", "run").code == 0
     assert not list(Path("run").glob(".report*"))

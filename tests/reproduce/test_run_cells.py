@@ -211,13 +211,15 @@ def test_the_time_is_up(tmp_path: Path, jobs: int) -> None:
     found = plan(tmp_path, text, columns=("plain",), rows=("FedAvg",), seeds=1)
     assert len(found) == 1
     assert what_is_left(found, jobs) == "one run left"
-    ended = run_cells(found, jobs, seconds=3.0)
-    assert (ended.time_is_up, ended.complete, ended.failures) == (True, False, {})
-    done = RunFolder(found[0].folder).rows()[-1].round
-    assert done > 0
+    done = 0
+    for seconds in (2.0, 8.0, 32.0):  # the longer ones where the machine is busy
+        ended = run_cells(found, jobs, seconds=seconds)
+        assert (ended.time_is_up, ended.complete, ended.failures) == (True, False, {})
+        before, done = done, RunFolder(found[0].folder).rows()[-1].round
+        if before:
+            break
+    assert done > before > 0
     assert "one run left, about" in what_is_left(found, jobs)
-    assert run_cells(found, jobs, seconds=3.0).time_is_up
-    assert RunFolder(found[0].folder).rows()[-1].round > done
 
 
 def test_enough_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from fedkeel.config import load
 from fedkeel.data.read import inputs as loading
 from fedkeel.errors import CompositionError, ConfigError, DataError, FedkeelError, ModelError
-from fedkeel.runner import prepare as preparing
+from fedkeel.runner import batch_checks
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
 from fedkeel.task import models
@@ -85,7 +85,7 @@ def test_the_bound_is_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(loading, "free_memory", lambda: 10_000)
     assert "of shape" in str(refusal(tmp_path).got)
     monkeypatch.setattr(loading, "free_memory", lambda: None)
-    monkeypatch.setattr(preparing, "free_memory", lambda: 2 * (200 + 8 * 10) - 1)
+    monkeypatch.setattr(batch_checks, "free_memory", lambda: 2 * (200 + 8 * 10) - 1)
     assert str(refusal(tmp_path).got).startswith("one step for 10 examples")
 
 
