@@ -38,6 +38,7 @@ from fedkeel.features.secure.legality import refusal
 from fedkeel.method.checks import INTERNAL_MEMBERS
 from fedkeel.method.context import ClientInfo, Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.docs.bibliography import reference
+from fedkeel.method.docs.docstring import read
 from fedkeel.method.docs.page import exceptions, markdown, page
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import (
@@ -338,7 +339,8 @@ COMMAND_PAGE = """\
 
 Every sub-command with its options. Results go to standard output, everything else to standard
 error. The exit code is 0 for success, 1 where training could not continue, 2 for a mistake in the
-call or its files, and 130 after an interrupt that ended cleanly.
+call or its files, 75 where the time of `reproduce --seconds` was up before the end, and 130
+after an interrupt that ended cleanly.
 """
 
 
@@ -357,7 +359,13 @@ def pages() -> dict[str, str]:
 
 
 def method(name: str) -> str:
-    """Return the page of a method; it names no other method, so a new one does not change it."""
+    """Return the page of a method; it names no other method, so a new one does not change it.
+
+    Raises:
+        CompositionError: the docstring of a part is not complete.
+    """
+    for part in parse(name).parts:
+        read(type(part))
     blocks = [*page(name, footprint_lines(name)), *exceptions(name)]
     return f"{markdown(blocks)}\n[All refused pairs by name](legality.md#by-method).\n"
 

@@ -249,7 +249,10 @@ class Penalty(Part):
     @property
     @abstractmethod
     def pull(self) -> float:
-        """Return mu where the penalty holds (mu/2)||theta - theta_t||^2, for the step counts."""
+        """Return mu of the term (mu/2)||theta - theta_t||^2 in the penalty, 0 where it has none.
+
+        The length of the local path counts it.
+        """
 
     @abstractmethod
     def penalty_gradient(self, params: Tree, step: Step) -> Tree:

@@ -139,7 +139,7 @@ class ReplyReader:
         return LocalResult(reply, result.steps, result.examples)
 
     def check_counts(self, request: ClientRequest, result: ClientResult) -> None:
-        """Refuse a result that counts other work than was asked for.
+        """Refuse a result that reports other work than was asked for.
 
         Raises:
             WireError: it does.
@@ -154,7 +154,7 @@ class ReplyReader:
             is_possible = result.steps == steps and 0 <= result.examples <= steps * size
         if not is_possible:
             raise WireError(
-                "A reply counts other work than was asked for.",
+                "A reply reports other work than was asked for.",
                 got=f"{result.steps} steps, {result.examples} examples",
             )
         if self.specs.client_state and not re.fullmatch("[0-9a-f]{16}", result.state_digest):

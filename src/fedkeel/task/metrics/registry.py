@@ -48,7 +48,10 @@ METRICS: dict[str, Callable[..., Metric | PooledMetric]] = {
     "token_accuracy": sequence.token_accuracy,
     "concordance": survival.concordance,
 }
-"""The metrics by name: each is made of the facts of a task, and of its own arguments."""
+"""The metrics by name: each is a function of a `TaskInfo` and of the metric's own arguments.
+
+Their labels are in `records/score.py`.
+"""
 
 _CALL = re.compile(r"([a-z_0-9]+?)(?:\((.*)\))?$")
 _TOP_K = re.compile(r"top([1-9][0-9]*)$")
