@@ -337,6 +337,11 @@ def test_what_is_given_twice_is_refused(folder: Path, words: tuple[str, ...], sa
     assert said in " ".join(done.message.split())
 
 
+def test_an_empty_list_is_no_list(folder: Path) -> None:
+    done = call("run", "toy.toml", "--diagnose", "", "-s", "rounds=1", "--out", "run")
+    assert done.code == 0, done.message
+
+
 @pytest.mark.parametrize(
     "words", [("--diagnose", "conflict", "--diagnose=drift"), ("--diagnose", "conflict,drift")]
 )

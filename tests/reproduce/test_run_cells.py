@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from commands import Process, run, wait_for_rows
+from fedkeel.engine.process.interrupts import time_limit
 from fedkeel.errors import ConfigError
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.blocks import line_cells
@@ -213,8 +214,9 @@ def test_the_time_is_up(tmp_path: Path, jobs: int) -> None:
     assert what_is_left(found, jobs) == "one run left"
     done = 0
     for seconds in (2.0, 8.0, 32.0):  # the longer ones where the machine is busy
-        ended = run_cells(found, jobs, seconds=seconds)
-        assert (ended.time_is_up, ended.complete, ended.failures) == (True, False, {})
+        with time_limit(seconds) as is_up:
+            ended = run_cells(found, jobs)
+        assert (is_up.is_set(), ended.complete, ended.failures) == (True, False, {})
         before, done = done, RunFolder(found[0].folder).rows()[-1].round
         if before:
             break
@@ -224,8 +226,9 @@ def test_the_time_is_up(tmp_path: Path, jobs: int) -> None:
 
 def test_enough_time(tmp_path: Path) -> None:
     found = plan(tmp_path, columns=("plain",), rows=("FedAvg",), seeds=1)
-    ended = run_cells(found, 1, seconds=300.0)
-    assert (ended.time_is_up, ended.complete, ended.finished) == (False, True, 1)
+    with time_limit(300.0) as is_up:
+        ended = run_cells(found, 1)
+    assert (is_up.is_set(), ended.complete, ended.finished) == (False, True, 1)
 
 
 def test_an_unknown_row(tmp_path: Path) -> None:
@@ -234,13 +237,33 @@ def test_an_unknown_row(tmp_path: Path) -> None:
 
 
 def test_all_runs_train_where_they_are_told_to(tmp_path: Path) -> None:
-    found = plan(tmp_path, columns=("plain",), rows=("FedAvg",), seeds=1)
+    one = {"columns": ("plain",), "rows": ("FedAvg",), "seeds": 1}
     if not torch.cuda.is_available():
-        why = run_cells(found, 1, device="cuda").failures
+        why = run_cells(plan(tmp_path, device="cuda", **one), 1).failures
         assert "GPU" in " ".join(why.values())
-    assert run_cells(found, 1, device="cpu").finished == 1
+    on_cpu = plan(tmp_path, device="cpu", **one)
+    assert [run.folder for run in on_cpu] == [run.folder for run in plan(tmp_path, **one)]
+    assert run_cells(on_cpu, 1).finished == 1
     with pytest.raises(ConfigError, match="gpu"):
-        run_cells(plan(tmp_path, seeds=1), 1, device="gpu")
+        plan(tmp_path, device="gpu")
+
+
+def test_a_search_ends_when_its_time_is_up(tmp_path: Path) -> None:
+    """The exit code asks for the same command again, also where no run of the table has begun."""
+    text = (
+        TINY.replace("rounds = 6", "rounds = 100000")
+        + '\n[tune]\nspace = { "local.lr" = [0.1, 0.2] }\n'
+    )
+    file = tiny(tmp_path, text)
+    done = run("reproduce", file, "--tune", "--seconds", "2", "--out", "out", folder=tmp_path)
+    assert done.code == 75, done.err
+    assert "the time is up; the same command goes on with the search" in done.err
+
+
+def test_what_belongs_to_one_table(tmp_path: Path) -> None:
+    refused = run("reproduce", "--seconds", "2", folder=tmp_path)
+    assert refused.code == 2
+    assert "are of one table" in refused.err
 
 
 def test_what_is_diagnosed_is_shown_as_measured(tmp_path: Path) -> None:

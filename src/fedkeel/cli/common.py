@@ -112,7 +112,8 @@ class Command(TyperCommand):
         words, known = list(args), {name for param in self.params for name in param.opts}
         for option in self._of_features():
             values, words = values_of(option.flag, words)
-            values = [",".join(values)] if option.is_list and values else values
+            if option.is_list:
+                values = [text] if (text := ",".join(filter(None, values))) else []
             words += [f"--set={option.setting}={value}" for value in values]
         for option in known.intersection(COMMA_LISTS):
             values, others = values_of(option, words)

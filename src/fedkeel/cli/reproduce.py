@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import typer
 
 from fedkeel.cli.common import JSON, QUIET, document, page_written, say, stderr
+from fedkeel.errors import ConfigError
 
 NAME = typer.Argument(None, metavar="TABLE", help="A table's id, or a TOML file of your own.")
 OUT = typer.Option(Path("runs/reproduce"), "--out", help="Folder of all runs and pages.")
@@ -46,9 +48,15 @@ def reproduce(
     """
     from fedkeel.engine.choose.device import has_gpu
     from fedkeel.engine.process.affinity import core_count
+    from fedkeel.engine.process.interrupts import time_limit
 
     jobs = jobs or (1 if has_gpu(device) else core_count())
     if name is None:
+        if rows or device or seconds:
+            raise ConfigError(
+                "--row, --device and --seconds are of one table.",
+                do="name the table: fedkeel reproduce TABLE; without it, all tables are listed",
+            )
         _list(out, quick, jobs, None if measure else LIST_SECONDS, as_json, quiet)
         return
     ids = tuple(word.strip() for word in (columns or "").split(",") if word.strip())
@@ -57,10 +65,11 @@ def reproduce(
         "columns": ids,
         "rows": tuple(rows),
         "seeds": seeds,
+        "device": device,
         "tuned": tune,
     }
-    how = {"seconds": seconds, "device": device}
-    _reproduce(name, out, version, None if show else jobs, how, docs, as_json, quiet)
+    with time_limit(seconds) as is_up:
+        _reproduce(name, out, version, None if show else jobs, is_up, docs, as_json, quiet)
 
 
 def _list(
@@ -88,12 +97,15 @@ def _reproduce(
     out: Path,
     version: dict[str, Any],
     jobs: int | None,
-    how: dict[str, Any],
+    is_up: threading.Event,
     docs: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run a table, or only show it where `jobs` is None, and write its pages."""
+    """Run a table, or only show it where `jobs` is None, and write its pages.
+
+    `is_up` is set once no time is left.
+    """
     from fedkeel.features.progress.display import progress_display
     from fedkeel.reproduce import catalogue, tuning
     from fedkeel.reproduce.estimate import what_is_left
@@ -117,8 +129,11 @@ def _reproduce(
             request = replace(request, tuned_settings=search.settings)
         runs = table_runs(table, request)
         if jobs is not None:
-            outcomes = run_cells(runs, jobs, progress_display(console, quiet, prefix), **how)
+            outcomes = run_cells(runs, jobs, progress_display(console, quiet, prefix))
     except KeyboardInterrupt:
+        if is_up.is_set():
+            say(console, f"{prefix}the time is up; the same command goes on with the search")
+            raise typer.Exit(TIME_IS_UP) from None
         say(console, f"{prefix}stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
     lines = table_lines(table, runs, outcomes.failures)
@@ -132,7 +147,7 @@ def _reproduce(
         say(console, f"{prefix}page    {page.write_markdown(docs)}")
     for run, why in outcomes.failures.items():
         say(console, f"{prefix}failed  {run}: {why}")
-    if outcomes.time_is_up:
+    if is_up.is_set() and not outcomes.complete:
         left = what_is_left(runs, jobs or 1)
         say(console, f"{prefix}the time is up; {left}; the same command goes on")
         raise typer.Exit(TIME_IS_UP)

@@ -45,6 +45,7 @@ class TableRequest:
         columns: ids of the columns; empty for all.
         rows: names of the rows; empty for all.
         seeds: number of seeds; None for the table's.
+        device: where all runs train, in place of what the table says.
         tuned: whether the version with searched hyper-parameters is wanted.
         tuned_settings: what the search found; None before it. Cells without an entry are left out.
     """
@@ -54,6 +55,7 @@ class TableRequest:
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     seeds: int | None = None
+    device: str | None = None
     tuned: bool = False
     tuned_settings: TunedSettings | None = None
 
@@ -119,7 +121,7 @@ def table_runs(table: PaperTable, request: TableRequest) -> list[TableRun]:
     """Return the runs of a table, seed by seed, in each seed column by column.
 
     Raises:
-        ConfigError: an unknown column or row, or there is no smaller version.
+        ConfigError: an unknown column, row or device, or there is no smaller version.
     """
     if request.quick and table.quick is None:
         raise ConfigError(f"{table.id} has no quick version.", do="run it without --quick")
@@ -141,6 +143,12 @@ def _runs(table: PaperTable, request: TableRequest) -> Iterator[TableRun]:
     for seed in range(first_seed, first_seed + request.seed_count(table)):
         for row, column in _cells(table, request):
             experiment = table.experiment(row, column, seed, request.quick)
+            if request.device is not None:
+                values = {**experiment.engine.model_dump(), "kind": "auto"}
+                engine = config.build(
+                    config.Engine, {**values, "device": request.device}, "--device"
+                )
+                experiment = experiment.model_copy(update={"engine": engine})
             if request.tuned_settings is not None:
                 tuned = request.tuned_settings.get(CellKey(row.name, column.id))
                 if tuned is None:

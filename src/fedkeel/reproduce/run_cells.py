@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.engine.process.interrupts import time_limit
 from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.audit import write_audit
 from fedkeel.records.folder import RunFolder
@@ -35,23 +34,17 @@ class CellOutcomes:
         finished: number of runs that were finished now.
         reused: number of runs that were finished before.
         failures: why a run could not go on, by the name of its folder.
-        complete: false after an interrupt, and where the time was up.
-        time_is_up: whether the runs were ended because their time was up.
+        complete: false after an interrupt.
     """
 
     finished: int = 0
     reused: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     complete: bool = True
-    time_is_up: bool = False
 
 
 def run_cells(
-    runs: Sequence[TableRun],
-    jobs: int,
-    display: ProgressDisplay | None = None,
-    seconds: float | None = None,
-    device: str | None = None,
+    runs: Sequence[TableRun], jobs: int, display: ProgressDisplay | None = None
 ) -> CellOutcomes:
     """Make the runs that are not finished, several at a time, each with one thread.
 
@@ -61,9 +54,6 @@ def run_cells(
         runs: the runs; those with the same folder are made once, those without data left out.
         jobs: runs at a time.
         display: follows the runs.
-        seconds: after how many seconds the runs end after their round, as after an interrupt; None
-            for no limit.
-        device: where all runs train, in place of what the table says.
 
     Raises:
         RunError: the folder cannot be written to.
@@ -78,29 +68,24 @@ def run_cells(
     if not unfinished:
         return CellOutcomes(reused=reused)
     create_folder(unfinished[0].folder.parent)
-    with display, time_limit(seconds) as is_up:
+    with display:
         display.plan(len(unfinished), sum(run.experiment.rounds for run in unfinished))
-        outcomes = run_all(map(_Requests(device), unfinished), jobs, display)
+        outcomes = run_all(map(_Requests(), unfinished), jobs, display)
     ended = [outcome for outcome in outcomes if outcome is not None]
     failures = {end.folder.name: end.error.what for end in ended if end.error is not None}
     finished = sum(end.error is None for end in ended)
-    complete = len(ended) == len(unfinished)
-    return CellOutcomes(finished, reused, failures, complete, is_up.is_set() and not complete)
+    return CellOutcomes(finished, reused, failures, complete=len(ended) == len(unfinished))
 
 
 class _Requests:
     """Makes a request of each run, and keeps the data of the last one for the next."""
 
-    def __init__(self, device: str | None) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._key = ""
         self._ingredients: Ingredients | None = None
 
     def __call__(self, run: TableRun) -> RunRequest:
         engine = single_process(run.experiment.engine)
-        if self._device is not None:
-            values = {**engine.model_dump(), "kind": "auto", "device": self._device}
-            engine = config.build(config.Engine, values, "device")
         experiment = run.experiment.model_copy(update={"engine": engine})
         ingredients = self._gather(experiment) if can_fork() else None
         make = partial(_run, experiment, ingredients, run)

@@ -51,7 +51,7 @@ def has_gpu(wanted: str | None) -> bool:
         wanted: the device that is asked for, None where none is.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    return wanted == "cuda" or (wanted is None and torch.cuda.is_available())
+    return wanted == "cuda" or (wanted in (None, "auto") and torch.cuda.is_available())
 
 
 def named_devices(requested: config.Engine) -> list[str]:

@@ -110,6 +110,7 @@ def time_limit(seconds: float | None) -> Iterator[threading.Event]:
             yield is_up
         finally:
             timer.cancel()
+            timer.join()  # a signal after this would meet the handlers of before
 
 
 def is_end_requested() -> bool:

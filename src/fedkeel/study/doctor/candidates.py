@@ -1,7 +1,7 @@
 """The methods that the doctor tries, what each of them is for, and why one is left out.
 
 A candidate is left out only where it cannot run, or where it is FedAvg by a law of the method. All
-others are tried in short runs, which `study/doctor_trials.py` makes.
+others are tried in short runs, which `study/doctor/trials.py` makes.
 """
 
 from __future__ import annotations
