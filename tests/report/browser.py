@@ -23,11 +23,12 @@ from typing import Any
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 
 _FRAME = """<!doctype html><html lang="en"><title>frame</title>
-<body style="margin: 0"><iframe title="page" src="page.html" style="border: 0; height: 900px;
+<body style="margin: 0"><iframe title="page" style="border: 0; height: 900px;
 width: WIDTHpx"></iframe><pre id="result"></pre>
 <script src="axe.js"></script><script>
 const axeText = fetch("axe.js").then((answer) => answer.text());
-document.querySelector("iframe").addEventListener("load", async (event) => {
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", async (event) => {
   const page = event.target.contentWindow, root = page.document;
   const all = (query) => [...root.querySelectorAll(query)];
   all("details").forEach((part) => { part.open = true; });
@@ -68,6 +69,7 @@ document.querySelector("iframe").addEventListener("load", async (event) => {
     lines: traces.map((lines) => lines.map((t) => [t.legendgroup, t.line.dash || "solid"])),
   });
 });
+frame.src = "page.html";  // a small page would have been loaded before anybody listens
 </script></body></html>
 """
 
