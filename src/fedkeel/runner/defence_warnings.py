@@ -74,14 +74,14 @@ def ways(part: CohortTransform | Reduction, count: int, broken: int) -> str:
     """Return how a part withstands so many broken clients: with more clients, or another share."""
     sizes = range(count + 1, MANY)
     enough = next((n for n in sizes if (part.withstands(n) or 0) >= broken), None)
-    found = [] if enough is None else [f"use {enough} clients or more"]
+    advice = [] if enough is None else [f"use {enough} clients or more"]
     if any(field.name == "beta" for field in fields(cast(Any, part))):
         share, changed = math.ceil(1000 * broken / count) / 1000, None
         with suppress(FedkeelError):  # a share beyond what the part takes
             changed = replace(cast(Any, part), beta=share)
         if changed is not None and changed.withstands(count) >= broken:
-            found.append(f"set beta = {share:g}")
-    return ", or ".join(found)
+            advice.append(f"set beta = {share:g}")
+    return ", or ".join(advice)
 
 
 def rounds_without_reserve(prepared: Prepared) -> Iterator[str]:

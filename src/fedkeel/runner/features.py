@@ -77,5 +77,5 @@ def schedule_of(
         select: selects the clients of a round.
         engine: runs the clients in place of an engine on this machine.
     """
-    made = (item.schedule(prepared, select, engine) for item in features_of(prepared).values())
-    return next((schedule for schedule in made if schedule is not None), RoundSchedule(select))
+    schedules = (item.schedule(prepared, select, engine) for item in features_of(prepared).values())
+    return next((schedule for schedule in schedules if schedule is not None), RoundSchedule(select))

@@ -99,8 +99,8 @@ def finish(
             pictures = measure_pictures(alive, prepared, server, hooks)
         if pictures is not None:
             digests[PICTURES] = folder.save_pictures(pictures)
-        own = [(MODEL, result.module)] if result.module else []
-        for name, module in chain(own, result.models.items(), kept):
+        final = [(MODEL, result.module)] if result.module else []
+        for name, module in chain(final, result.models.items(), kept):
             arrays = {key: tensor.numpy() for key, tensor in module.items()}
             digests[name] = folder.save_model(arrays, name)
         record = replace(record, digests=digests)

@@ -85,14 +85,14 @@ def takes_shared_arguments(function: _F) -> _F:
         types.setdefault(table, f"{feature.settings_class.__name__} | None")
     needed = SharedArguments.__required_keys__
     signature = inspect.signature(function)
-    own = [one for one in signature.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    of_call = [p for p in signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     shared = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, kind in types.items()
         for default in [Parameter.empty if name in needed else None]
     ]
-    parameters = sorted([*own, *shared], key=lambda one: (one.kind, one not in shared))
-    known = [one.name for one in parameters if one.name != "self"]
+    parameters = sorted([*of_call, *shared], key=lambda p: (p.kind, p not in shared))
+    known = [p.name for p in parameters if p.name != "self"]
     title = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
@@ -121,8 +121,8 @@ _EXAMPLES = {
 def shared_settings(shared: Mapping[str, Any]) -> config.Run:
     """Return the settings in what runs share, or refuse it (ConfigError)."""
     who = shared.get("participation"), shared.get("clients_per_round")
-    given = {name: shared.get(name) for name in config.Run.model_fields}
-    values = {name: value for name, value in given.items() if value is not None}
+    settings = {name: shared.get(name) for name in config.Run.model_fields}
+    values = {name: value for name, value in settings.items() if value is not None}
     values["local"] = shared["local"]
     declared = declared_tables()
     for name, value in values.items():

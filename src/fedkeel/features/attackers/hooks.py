@@ -47,10 +47,10 @@ class AttackersOfRound(Hooks):
 
     def recorded(self, row: RoundRecord) -> RoundRecord:
         """Return the row with the attackers among its clients."""
-        found = sorted({*row.clients} & {*self._attack.attackers.tolist()})
-        if not found or self._prepared.is_baseline:
+        attackers = sorted({*row.clients} & {*self._attack.attackers.tolist()})
+        if not attackers or self._prepared.is_baseline:
             return row
-        return replace(row, features={**row.features, "attackers": found})
+        return replace(row, features={**row.features, "attackers": attackers})
 
     def scored(self, row: RoundRecord, server: Server) -> RoundRecord:
         """Return the row with the attack success rate among its test scores."""

@@ -56,11 +56,11 @@ class EarlyEnd(Feature):
         score = prepared.setup.metrics.score
         if score.unit != "%":
             return
-        given = {
+        targets = {
             "evaluation.target": prepared.settings.evaluation.target,
             "stop.target": self.settings.target,
         }
-        for name, target in given.items():
+        for name, target in targets.items():
             if target is not None and not 0 < target <= 1:
                 raise ConfigError(
                     f"{name} is not a share.",
