@@ -21,7 +21,7 @@ from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import ClientInfo, Message, Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import client_finish, client_start, client_step
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.round_values import Replies, Reply, Server, TableRows
 from fedkeel.method.server_memory import initial_table_row, server_start
@@ -106,7 +106,7 @@ class Federation:
         per_round: int | None = None,
     ) -> None:
         self.plan = parse(expression, EVERYTHING, weights)
-        self.training = LocalTraining(
+        self.training = ClientTraining(
             self.plan,
             network,
             self.plan.work(local),

@@ -25,7 +25,7 @@ from fedkeel.method.local_loop import (
     client_start,
     client_step,
 )
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.part import Capability, Part, Stage
 from fedkeel.method.roles import (
     GradientRule,
@@ -402,7 +402,7 @@ def test_what_is_sent_is_looked_at(value: float, finite: bool) -> None:
 
 @torch.no_grad()
 def test_numbers_that_are_finite_one_by_one_may_be_too_large_to_add_up() -> None:
-    training = LocalTraining(parse("fedavg"), toy_network(), LOCAL)
+    training = ClientTraining(parse("fedavg"), toy_network(), LOCAL)
     start = {"w": torch.zeros(4)}
     client = ClientRound(training, Message(start, {}, {}, 0, 0.1), ClientInfo(0, 1), {}, {}, dict)
     for size, finite in ((1e37, True), (3e38, False)):

@@ -12,7 +12,7 @@ from fedkeel.config import Local
 from fedkeel.method.context import ClientInfo, Message, Population, RoundCohort
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import client_finish, client_start, client_step
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.solve.projections import centralise
 from fedkeel.solve.span import Span
 from fedkeel.task.batch import Batch
@@ -167,7 +167,7 @@ def test_fedreg_follows_its_authors(name: str) -> None:
     plan = parse(f"fedreg(gamma={gamma!r}, eta_s={eta_s!r})")
     network = toy_network(start, loss=loss)
     network.scores_classes = True  # as a task finds out
-    training = LocalTraining(plan, network, Local(lr=hp(o, "lr"), epochs=1))
+    training = ClientTraining(plan, network, Local(lr=hp(o, "lr"), epochs=1))
     message = Message(start, {}, {}, 0, hp(o, "lr"))
     with torch.no_grad():
         client, progress = client_start(

@@ -17,7 +17,7 @@ from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.roles import AggregateTransform, CohortTransform, ServerOptimiser, ServerState
 from fedkeel.method.round_values import Replies, RoundResult, Server
 from fedkeel.method.server_memory import server_start
@@ -324,8 +324,8 @@ def test_clients_receive_the_model_and_what_parts_broadcast(entry: str) -> None:
 
 def training_of(
     plan: Plan, network: Network | None = None, buffers: str = "refuse"
-) -> LocalTraining:
-    return LocalTraining(plan, network or toy_network(), Local(lr=0.1, epochs=1), buffers)
+) -> ClientTraining:
+    return ClientTraining(plan, network or toy_network(), Local(lr=0.1, epochs=1), buffers)
 
 
 def test_the_first_server_is_a_copy_of_the_network() -> None:

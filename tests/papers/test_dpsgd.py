@@ -18,7 +18,7 @@ from fedkeel.errors import CompositionError
 from fedkeel.method.context import ClientInfo, Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import client_start, client_step
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
@@ -136,7 +136,7 @@ def gradient(expression: str, batch: Batch, noise: Tree | None = None, scale: fl
     network = toy_network()
     network.params = tree.scale(network.params, scale)
     plan = parse(expression, EVERYTHING)
-    training = LocalTraining(plan, network, Local(lr=1.0, steps=1))
+    training = ClientTraining(plan, network, Local(lr=1.0, steps=1))
     message = server_message(plan, server_start(training, Population(1, 1)), 1.0)
     zero = tree.zeros_like(network.params)
     with torch.no_grad():

@@ -19,7 +19,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.values import tensors_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Floats, Ints, Message
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.round_values import Replies
 from fedkeel.method.server_round import raw_weights
 from fedkeel.records.rows import Scores
@@ -55,7 +55,7 @@ class TrainingSetup:
             than their sum.
     """
 
-    training: LocalTraining
+    training: ClientTraining
     federation: Federation
     test: Dataset
     seed: int

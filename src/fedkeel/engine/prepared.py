@@ -16,7 +16,7 @@ from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
@@ -82,7 +82,7 @@ class Draft:
     clients: Federation
     federation: Federation
     cohort: config.Cohort
-    training: LocalTraining
+    training: ClientTraining
     provides: frozenset[Capability]
     augment: bool | Transform
     make_server_seed: Callable[[], int]
@@ -196,6 +196,6 @@ class Prepared:
         return specs_of(dict(initial_table_row(self.plan, self.server.params)))
 
 
-def learning_rate(settings: config.Run, training: LocalTraining, round: int) -> float:
+def learning_rate(settings: config.Run, training: ClientTraining, round: int) -> float:
     """Return the local learning rate of a round, counted from 0."""
     return training.local.lr * training.local.schedule.factor(round, settings.rounds)

@@ -34,7 +34,7 @@ from fedkeel.method.local_training import (
     LOCAL_MODEL,
     LOCAL_MODEL_OPTIMISER,
     PERSONAL,
-    LocalTraining,
+    ClientTraining,
     OwnState,
     start_client_state,
     start_optimiser,
@@ -58,7 +58,7 @@ class ClientRound:
         all_examples: returns all examples of the client.
     """
 
-    training: LocalTraining
+    training: ClientTraining
     message: Message
     client_info: ClientInfo
     client_state: ByPart
@@ -90,7 +90,7 @@ class LocalState(OwnState):
 
 
 def client_start(
-    training: LocalTraining,
+    training: ClientTraining,
     message: Message,
     client_state: ByPart | None,
     client_info: ClientInfo,
@@ -270,7 +270,7 @@ def _local_model_step(
 
 
 def _trained(
-    training: LocalTraining,
+    training: ClientTraining,
     phase: int | Tensor,
     after: tuple[Tree, State],
     before: tuple[Tree, State],
@@ -388,7 +388,7 @@ def client_finish(
     )
 
 
-def local_path_length(training: LocalTraining, message: Message, steps: int) -> float:
+def local_path_length(training: ClientTraining, message: Message, steps: int) -> float:
     """Return the length of the local path of S steps, see `Round.path_length`.
 
     The effect of clipping on the pull of the penalties is not known, and is left out.
@@ -405,7 +405,7 @@ def all_finite(state: State) -> Tensor:
 
 
 def make_step(
-    training: LocalTraining,
+    training: ClientTraining,
     message: Message,
     client_info: ClientInfo,
     batch: Batch,

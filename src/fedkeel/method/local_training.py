@@ -25,7 +25,7 @@ PERSONAL, LOCAL_MODEL, LOCAL_MODEL_OPTIMISER = "personal", "local_model", "local
 
 
 @dataclass(frozen=True)
-class LocalTraining:
+class ClientTraining:
     """What stays the same for all clients and rounds.
 
     Args:
@@ -154,7 +154,7 @@ class OwnState:
 
 
 def start_client_state(
-    training: LocalTraining, message: Message, client_state: ByPart | None
+    training: ClientTraining, message: Message, client_state: ByPart | None
 ) -> tuple[ByPart, Tree]:
     """Return a client's state, its first one where it has none, and the buffers it begins with."""
     buffers = message.buffers or training.network.buffers
@@ -172,7 +172,7 @@ def start_client_state(
 
 
 def start_optimiser(
-    training: LocalTraining, start: Tree, message: Message, client_state: ByPart
+    training: ClientTraining, start: Tree, message: Message, client_state: ByPart
 ) -> State:
     """Return the local optimiser's state before a round's first step."""
     kept, part = dict(part_state(client_state, OPTIMISER)), training.plan.client_optimiser

@@ -10,12 +10,12 @@ from fedkeel import tree
 from fedkeel.method.checks import call, check_same_form, check_states, explain_errors
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Population
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.round_values import Server
 from fedkeel.tree import Tree
 
 
-def server_start(training: LocalTraining, population: Population) -> Server:
+def server_start(training: ClientTraining, population: Population) -> Server:
     """Return the server before the first round.
 
     Args:

@@ -22,12 +22,12 @@ from fedkeel.method.context import (
     part_state,
 )
 from fedkeel.method.local_loop import make_step, start_carry
-from fedkeel.method.local_training import PERSONAL, LocalTraining, start_client_state
+from fedkeel.method.local_training import PERSONAL, ClientTraining, start_client_state
 from fedkeel.task.batch import Batch
 
 
 def client_survey(
-    training: LocalTraining,
+    training: ClientTraining,
     message: Message,
     client_state: ByPart | None,
     client_info: ClientInfo,

@@ -15,7 +15,7 @@ from fedkeel.data.values import rows_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples
 from fedkeel.errors import ConfigError, ModelError, counted
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.task.losses import (
     cox,
 )
@@ -55,7 +55,7 @@ def check_round_length(local: config.Local, federation: Federation) -> None:
         )
 
 
-def check_batches_of_one(training: LocalTraining, federation: Federation, rounds: int) -> None:
+def check_batches_of_one(training: ClientTraining, federation: Federation, rounds: int) -> None:
     """Refuse batches of one example where batch normalisation cannot take them."""
     network, local = training.network, training.local
     if not network.mixes_examples and network.task_loss is not cox:

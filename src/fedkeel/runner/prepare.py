@@ -27,7 +27,7 @@ from fedkeel.errors import ModelError, RunError
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import check_optimiser, check_sampling
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.provided import provided_capabilities
 from fedkeel.method.server_memory import server_start
@@ -84,7 +84,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     plan = parse(method, provides, settings.weights)
     local = plan.work(settings.local)
     check_optimiser(plan, local)
-    training = LocalTraining(
+    training = ClientTraining(
         plan,
         network,
         local,

@@ -29,7 +29,7 @@ from fedkeel.method.local_loop import (
     client_start,
     client_step,
 )
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.round_values import Reply, reply_state
 from fedkeel.task.batch import Batch
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors
@@ -112,7 +112,7 @@ class CompiledLoop:
 
     def __init__(
         self,
-        training: LocalTraining,
+        training: ClientTraining,
         precision: Precision = "float32",
         draws: RandomDraws | None = None,
     ) -> None:
@@ -273,7 +273,7 @@ class CompiledLoop:
         call = Call(name, train_group, (2, 3), None, low_rank, moved_from, weights)
         return self.compiled.run(call, shared.arguments(client_data, *states))
 
-    def _training_of(self, shared: SharedInputs) -> LocalTraining:
+    def _training_of(self, shared: SharedInputs) -> ClientTraining:
         return self._training_single if shared.is_single else self._training
 
 
@@ -281,7 +281,7 @@ class CompiledLoop:
 
 
 def _started(
-    training: LocalTraining, shared: State, client_data: State, distinct: State
+    training: ClientTraining, shared: State, client_data: State, distinct: State
 ) -> tuple[ClientRound, LocalState]:
     return client_start(
         training,
@@ -294,7 +294,7 @@ def _started(
 
 
 def _client(
-    training: LocalTraining,
+    training: ClientTraining,
     message: Message,
     client_data: State,
     all_examples: Callable[[], Batch],

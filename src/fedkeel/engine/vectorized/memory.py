@@ -20,7 +20,7 @@ from fedkeel.base.memory import format_bytes, free_on
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 
 USABLE = 0.8
 """Share of the free memory that groups may take."""
@@ -104,7 +104,7 @@ class NotCompiled(CompileCache):
             return FlatState.of(call.function(*(s.state for s in arguments.states), *rate))
 
 
-def uncompiled(training: LocalTraining) -> CompiledLoop:
+def uncompiled(training: ClientTraining) -> CompiledLoop:
     """Return a local loop that compiles nothing."""
     loop = CompiledLoop(training)
     loop.compiled = NotCompiled()

@@ -27,7 +27,7 @@ from fedkeel.engine.compiler.dropout_masks import DrawnMasks, RandomDraws
 from fedkeel.errors import first_line
 from fedkeel.method.context import ByPart, ClientInfo, Message, Population
 from fedkeel.method.local_loop import client_start, client_step
-from fedkeel.method.local_training import LocalTraining, start_client_state
+from fedkeel.method.local_training import ClientTraining, start_client_state
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.method.survey import add_mean_answers, client_survey
@@ -64,7 +64,7 @@ def network_obstacle(network: Network, batch: Batch, draws: RandomDraws | None) 
 
 
 def method_obstacle(
-    training: LocalTraining,
+    training: ClientTraining,
     population: Population,
     classes: int,
     batch: Batch,
@@ -108,7 +108,7 @@ def method_obstacle(
 
 
 def _first_step(
-    training: LocalTraining,
+    training: ClientTraining,
     client_info: ClientInfo,
     message: Message,
     client_state: ByPart,

@@ -12,16 +12,16 @@ from fedkeel.data.cohort import select
 from fedkeel.errors import counted
 from fedkeel.features.baselines.declaration import BaselinesDeclaration
 from fedkeel.method.context import Ints
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.records.baselines import LOCAL
 
 
-def goes_on(training: LocalTraining) -> LocalTraining:
+def goes_on(training: ClientTraining) -> ClientTraining:
     """Return local training whose optimiser goes on from round to round."""
     return replace(training, local=training.local.model_copy(update={"keep_state": True}))
 
 
-def shares_nothing(training: LocalTraining) -> LocalTraining:
+def shares_nothing(training: ClientTraining) -> ClientTraining:
     """Return local training of which nothing is shared."""
     network = training.network
     buffers = "local" if network.buffers else training.buffers

@@ -13,7 +13,7 @@ from fedkeel.features.budget.budget_account import Budget, ReleaseSchedule, make
 from fedkeel.features.budget.legality import check_client_level, check_example_level
 from fedkeel.features.budget.settings import Privacy
 from fedkeel.method.compose import Plan, compose
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
 from fedkeel.method.parts.dpsgd import DPSGD
@@ -24,11 +24,11 @@ NoisyPart = ClientDP | AdaptiveClientDP | DPSGD
 def with_privacy(
     settings: Run,
     privacy: Privacy,
-    training: LocalTraining,
+    training: ClientTraining,
     federation: Federation,
     provides: Iterable[Capability],
     has_user_transform: bool,
-) -> tuple[LocalTraining, Budget]:
+) -> tuple[ClientTraining, Budget]:
     """Return training with noise that keeps the budget, and the budget.
 
     Args:
@@ -83,7 +83,7 @@ def with_privacy(
     return replace(training, plan=plan), budget
 
 
-def _counts_steps(training: LocalTraining) -> bool:
+def _counts_steps(training: ClientTraining) -> bool:
     """Return whether a client's batches depend on the steps that it has done before."""
     local = training.local
     return local.steps is not None and local.sampling == "continue" and local.batch_size != "all"

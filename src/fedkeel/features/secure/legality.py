@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.method.compose import Plan
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.part import Capability, traits_of
 
 ADAPTIVE_NOISE = "dpquantile"
@@ -49,7 +49,7 @@ def refusal(plan: Plan) -> Refusal | None:
     return None
 
 
-def check_sums(training: LocalTraining, nodes: int | None, clients: int) -> None:
+def check_sums(training: ClientTraining, nodes: int | None, clients: int) -> None:
     """Refuse a run that cannot do with sums.
 
     Args:

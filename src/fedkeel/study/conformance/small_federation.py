@@ -27,7 +27,7 @@ from fedkeel.method.local_loop import (
     client_start,
     client_step,
 )
-from fedkeel.method.local_training import LocalTraining
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.round_values import Replies, Reply, Server, TableRows
 from fedkeel.method.server_memory import copy_memory, initial_table_row
 from fedkeel.method.server_round import server_message, server_round
@@ -169,7 +169,7 @@ class SmallFederation:
         return self.prepared.plan
 
     @property
-    def training(self) -> LocalTraining:
+    def training(self) -> ClientTraining:
         """Method, model and settings of local training."""
         return self.prepared.setup.training
 
