@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,6 +174,7 @@ def prepared(
     adversary: fk.Adversary | None = None,
     test: fk.Dataset | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metrics: list[Any] | None = None,
     seed: int = 0,
     name: str = "toy",
     privacy: fk.Privacy | None = None,
@@ -199,7 +201,9 @@ def prepared(
         system=system,
         flower=flower or config.Flower(),
     )
-    more = {} if loss is None else {"loss": loss}
+    more: dict[str, Any] = {} if loss is None else {"loss": loss}
+    if metrics is not None:
+        more["metrics"] = metrics
     data = clients or federation()
     task = fk.Task(model, buffers=buffers, **more)
     return prepare(settings, Ingredients(task, lambda _: data, test or held(), "toy"))

@@ -11,14 +11,19 @@ import torch
 import fedkeel as fk
 from each import each
 from fedkeel.engine.base import ServerModel
-from fedkeel.engine.personal import personal_model
+from fedkeel.engine.personal import (
+    measure_client,
+    measure_personal,
+    personal_model,
+    scores_of,
+)
 from fedkeel.engine.prepared import Prepared
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-from toys import MODELS, federation, measure, prepared, same
+from toys import MODELS, Net, Noisy, federation, measure, prepared, same
 
 METHODS = ["fedper", "fedrep+scaffold", "apfl", "fedrod", "knnper", "scaffold+finetune(only='fc2')"]
 MORE = ["ditto+fedper", "pfedme", "fedbabu", "perfedavg(alpha=0.05)", "fedsam+lgfedavg"]
@@ -89,6 +94,60 @@ def test_a_client_that_never_took_part_has_the_global_model(method: str) -> None
     x, y = alone.data.x[alone.holdout_rows], alone.data.y[alone.holdout_rows]
     rows = measure(run.setup.training.network, expected, {}, x, y)
     assert result.rows[-1].personal["accuracy"][client] == float(rows[:, 0].mean())
+
+
+def of_batch(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A metric that looks at the whole batch: the share of its examples with the label 0."""
+    return (y == 0).double().mean().expand(len(y))
+
+
+def drawn(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A metric that draws random numbers."""
+    return torch.rand(len(y))
+
+
+METRICS = [None, ["accuracy", "macro_f1", fk.metric(of_batch)], ["top2", fk.metric(drawn)]]
+
+
+@each("model", [Net, Noisy])
+@each("metrics", METRICS)
+@each("loss", [None, torch.nn.CrossEntropyLoss(label_smoothing=0.1)])
+def test_a_client_has_the_same_bits_whoever_else_is_measured(
+    model: type[Net], metrics: list[object] | None, loss: torch.nn.Module | None
+) -> None:
+    """Also where a client has several batches, and where several clients fill one of metrics."""
+    evaluation = fk.Evaluation(batch_size=5)
+    clients = federation()  # nothing held out: the largest clients have several batches
+    run = prepared("ditto", model, evaluation=evaluation, metrics=metrics, loss=loss)
+    setup, server = run.setup, ServerModel(run.server.params, {}, 0)
+    moved = {name: 2.0 * value for name, value in run.server.params.items()}
+    states = {0: {"local_model": moved}, 3: {"local_model": dict(run.server.params)}}
+    together = measure_personal(setup, server, states.get)
+    alone = [measure_client(setup, server, client, states.get(client)) for client in range(6)]
+    rows, kept = torch.stack([row for row, _ in alone]), torch.cat([kept for _, kept in alone])
+    assert (clients.sizes > 5).any()
+    assert together == scores_of(setup.metrics, rows, clients.sizes, kept)
+    assert [s.examples for s in together.per_client] == clients.sizes.tolist()
+    if metrics is not None and len(metrics) == 3:  # of batches that have one client's examples
+        for client, score in enumerate(together.per_client):
+            share = (clients.data.y[clients.client(client)] == 0).double().mean().item()
+            assert score["of_batch"] == pytest.approx(share, abs=1e-12)
+
+
+def fails(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A metric that fails where all labels of several are 0."""
+    if len(y) > 3 and not y.any():
+        raise ZeroDivisionError("one class only")
+    return y.double()
+
+
+def test_an_error_of_a_users_metric_names_the_client() -> None:
+    clients = federation()
+    clients.data.y[clients.client(3)] = 0
+    run = prepared("ditto", clients=clients, metrics=[fk.metric(fails)])
+    with pytest.raises(fk.FedkeelError, match="The evaluation of client 3 failed") as caught:
+        measure_personal(run.setup, ServerModel(run.server.params, {}, 0), {}.get)
+    assert "one class only" in str(caught.value)
 
 
 class Kill(BaseException):

@@ -58,6 +58,12 @@ class Federation:
         """Return the row numbers of client `k`, a view."""
         return self.rows[self.offsets[k] : self.offsets[k + 1]]
 
+    def own_rows(self, k: int) -> Ints:
+        """Return the row numbers on which client `k` is scored: those held out, or all, a view."""
+        if self.holdout_rows is None or self.holdout_offsets is None:
+            return self.client(k)
+        return self.holdout_rows[self.holdout_offsets[k] : self.holdout_offsets[k + 1]]
+
     @cached_property
     def sizes(self) -> Ints:
         """[C] number of training examples of each client."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from fedkeel.base.rng import seed_torch, torch_seed
-from fedkeel.data.values import only_tensor, rows_of
+from fedkeel.data.values import Values, count_of, only_tensor, rows_of
 from fedkeel.engine.base import ClientJob, PersonalScores, ServerModel, TrainingSetup
 from fedkeel.engine.client_inputs import client_info, take_examples
-from fedkeel.engine.evaluation import Predict, joined, measure_shard, split_examples
+from fedkeel.engine.evaluation import Predict, joined, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.method.checks import call, explain_errors
 from fedkeel.method.compose import compose
@@ -23,7 +23,7 @@ from fedkeel.method.local_training import BUFFERS, LOCAL_MODEL, PERSONAL
 from fedkeel.method.part import param
 from fedkeel.method.roles import FineTuning, Phases
 from fedkeel.task.batch import Batch, Output
-from fedkeel.task.metrics.metric_set import MetricSet
+from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.task.outputs import Outputs
 from fedkeel.task.parameter_names import ParameterLayout
 from fedkeel.tree import Tree, tensors
@@ -126,16 +126,107 @@ def measure_client(
     Returns:
         The states [S], and the values [n, M] that are kept.
     """
+    measured = _measure(setup, server, [client], lambda _: state)
+    return measured.states[0], measured.kept
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What a client's personal model returns for one batch of its own examples.
+
+    Args:
+        output: what the model returns.
+        y: [B, ...] the targets.
+        measured: what the metrics say of it; None where they may look at it later, with others.
+    """
+
+    output: Outputs
+    y: Values
+    measured: Measured | None
+
+
+def _answers(
+    setup: TrainingSetup,
+    server: ServerModel,
+    client: int,
+    state: ByPart | None,
+    seed_of: Callable[[int], int],
+) -> Iterator[_Answers]:
+    """Yield what a client's personal model answers, shard by shard.
+
+    A module, a loss or a metric that draws random numbers draws the same ones each time, by the
+    seed of the first example of its shard.
+    """
+    data, rows, metrics = setup.federation.data, setup.federation.own_rows(client), setup.metrics
+    network = setup.training.network
+    can_wait = metrics.see_each_example and network.uses_cross_entropy
     with torch.no_grad(), explain_errors(f"The evaluation of client {client} failed"):
         params, buffers = personal_model(setup, server, client, state)
         predict = _prediction(setup, params, buffers, client)
-        client_setup = replace(setup, federation=setup.federation.only(client))
-        count = len(split_examples(client_setup, "clients"))
-        starts = range(0, count, setup.shard)
-        shards = [measure_shard(client_setup, predict, "clients", start) for start in starts]
-    measured = joined(setup.metrics, shards)
-    together = torch.zeros(len(measured.states), dtype=torch.int64)
-    return setup.metrics.merged(measured.states, together, 1)[0], measured.kept
+        for start in range(0, len(rows), setup.shard):
+            index = torch.from_numpy(rows[start : start + setup.shard])
+            x, y = rows_of(data.x, index), rows_of(data.y, index)
+            with torch.random.fork_rng(devices=[]):
+                seed_torch(seed_of(start))
+                output, measured = predict(x), None
+                if not (can_wait and _are_scores_of_labels(output, y)):
+                    group = torch.zeros(len(index), dtype=torch.int64)
+                    measured = metrics.measure_output(output, y, group, 1)
+            yield _Answers(output, y, measured)
+
+
+def _are_scores_of_labels(output: Outputs, y: Values) -> bool:
+    if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
+        return False
+    return (output.ndim, y.ndim) == (2, 1) and not y.is_floating_point()
+
+
+def _measure(
+    setup: TrainingSetup, server: ServerModel, clients: Sequence[int], read_state: ReadState
+) -> Measured:
+    """Return what is measured of clients' personal models: states [C, S], and values [N, M].
+
+    A model sees the examples of its own client only, in batches of the same shape whoever else is
+    measured: all bits are those of one client after the other. Metrics that bear it look at the
+    answers of many clients at once, as they cost more than a small model does.
+    """
+    places: list[int] = []
+    seed_of = cache(partial(torch_seed, setup.seed, "evaluation.clients", 0))
+
+    def answers() -> Iterator[_Answers]:
+        for place, client in enumerate(clients):
+            for one in _answers(setup, server, client, read_state(client), seed_of):
+                places.append(place)
+                yield one
+
+    measured = joined(setup.metrics, _measured(setup, answers()))
+    place = torch.tensor(places, dtype=torch.int64)
+    return replace(measured, states=setup.metrics.merged(measured.states, place, len(clients)))
+
+
+def _measured(setup: TrainingSetup, answers: Iterable[_Answers]) -> Iterator[Measured]:
+    """Yield what is measured of answers, in their order: a row of states for each of them."""
+    waiting: list[tuple[Outputs, Tensor]] = []
+    examples = 0
+    for one in answers:
+        if one.measured is None:
+            waiting.append((one.output, only_tensor(one.y, "a label")))
+            examples += count_of(one.y)
+        if waiting and (one.measured is not None or examples >= setup.eval_batch):
+            yield _measured_together(setup.metrics, waiting)
+            waiting, examples = [], 0
+        if one.measured is not None:
+            yield one.measured
+    if waiting:
+        yield _measured_together(setup.metrics, waiting)
+
+
+def _measured_together(metrics: MetricSet, answers: Sequence[tuple[Tensor, Tensor]]) -> Measured:
+    """Return what is measured of scores and labels, a row of states for each pair of them."""
+    sizes = torch.tensor([len(y) for _, y in answers])
+    group = torch.repeat_interleave(torch.arange(len(answers)), sizes)
+    scores, labels = (torch.cat(parts) for parts in zip(*answers, strict=True))
+    return metrics.measure_output(scores, labels, group, len(answers))
 
 
 def _prediction(setup: TrainingSetup, params: Tree, buffers: Tree, client: int) -> Predict:
@@ -162,11 +253,10 @@ def _prediction(setup: TrainingSetup, params: Tree, buffers: Tree, client: int) 
 def measure_personal(
     setup: TrainingSetup, server: ServerModel, read_state: ReadState
 ) -> PersonalScores:
-    """Return the scores of all clients' personal models, one client after the other."""
-    measured = _measure_clients(setup, server, read_state)
+    """Return the scores of all clients' personal models."""
+    measured = _measure_all(setup, server, read_state)
     sizes = split_examples(setup, "clients").sizes
-    states = torch.stack([states for states, _ in measured])
-    return scores_of(setup.metrics, states, sizes, torch.cat([kept for _, kept in measured]))
+    return scores_of(setup.metrics, measured.states, sizes, measured.kept)
 
 
 def count_personal(setup: TrainingSetup, server: ServerModel, read_state: ReadState) -> Tensor:
@@ -175,17 +265,14 @@ def count_personal(setup: TrainingSetup, server: ServerModel, read_state: ReadSt
     They are those of `MetricSet.of_pictures`.
     """
     setup = replace(setup, metrics=setup.metrics.of_pictures())
-    return torch.stack([states for states, _ in _measure_clients(setup, server, read_state)])
+    return _measure_all(setup, server, read_state).states
 
 
-def _measure_clients(
-    setup: TrainingSetup, server: ServerModel, read_state: ReadState
-) -> list[tuple[Tensor, Tensor]]:
-    """Return what `measure_client` returns of each client."""
+def _measure_all(setup: TrainingSetup, server: ServerModel, read_state: ReadState) -> Measured:
+    """Return what is measured of all clients' personal models."""
     network = setup.training.network.with_running_statistics()  # copied once for all clients
     setup = replace(setup, training=replace(setup.training, network=network))
-    clients = range(len(setup.federation))
-    return [measure_client(setup, server, client, read_state(client)) for client in clients]
+    return _measure(setup, server, range(len(setup.federation)), read_state)
 
 
 def scores_of(metrics: MetricSet, states: Tensor, sizes: Ints, kept: Tensor) -> PersonalScores:

@@ -118,6 +118,19 @@ def confusion(info: TaskInfo, name: str = "confusion") -> CountMetric:
     return CountMetric(name, size, cells, share)
 
 
+def only_compares(function: object) -> bool:
+    """Return whether a function of scores and labels compares them, and rounds nothing.
+
+    What it returns for an example is then the same whatever is beside it in a batch.
+    """
+    return getattr(function, "func", function) in (
+        _hits,
+        _hits_within,
+        confusion_cells,
+        class_cells,
+    )
+
+
 # ---- three counts for each class ----------------------------------------------------------------
 
 

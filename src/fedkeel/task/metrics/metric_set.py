@@ -30,6 +30,7 @@ from fedkeel.task.metrics.base import (
     mean_of_counted,
     sum_by_group,
 )
+from fedkeel.task.metrics.classification import only_compares
 from fedkeel.task.metrics.from_torchmetrics import PooledTorchMetric, SummedTorchMetric
 from fedkeel.task.metrics.registry import MetricLike, default_metrics, make_metric
 from fedkeel.task.network import Network
@@ -145,6 +146,21 @@ class MetricSet:
         return sum(self.widths)
 
     @cached_property
+    def see_each_example(self) -> bool:
+        """Whether no bit of what is measured of an example depends on the others of its batch.
+
+        That is known of metrics that only compare. A function of the user's may look at the whole
+        batch, and a processor may round the last numbers of a tensor in another way, which it does
+        not compute several at a time. The loss is not looked at.
+        """
+        functions = [
+            metric.cells if isinstance(metric, CountMetric) else getattr(metric, "function", None)
+            for metric in self.summed
+            if not isinstance(metric, _LossMetric)
+        ]
+        return not self.pooled and all(map(only_compares, functions))
+
+    @cached_property
     def infos(self) -> list[MetricInfo]:
         """Name, direction and unit of each metric, in order."""
         metrics: dict[str, Metric | PooledMetric] = {m.name: m for m in self.summed}
@@ -246,7 +262,11 @@ class MetricSet:
         Returns:
             The states [groups, S] of the groups, and the values [B, M] that are kept.
         """
-        output = predict(x)
+        return self.measure_output(predict(x), y, group, groups)
+
+    @torch.no_grad()
+    def measure_output(self, output: Outputs, y: Values, group: Tensor, groups: int) -> Measured:
+        """Return what is measured of what a model has returned; arguments as in `measure`."""
         states = [metric.states(output, y, group, groups) for metric in self.summed]
         kept = [metric.values(output, y).detach().cpu().double() for metric in self.pooled]
         return Measured(
