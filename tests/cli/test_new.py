@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import tomllib
 from pathlib import Path
 
@@ -68,10 +69,13 @@ def test_labels_of_hospitals(patients: Path) -> None:
     held = {"kind": "client", "holdout": 0.25, "stratify": True}
     assert settings("heart")["partition"] == held
     assert settings("heart")["evaluation"] == {"model": "personal"}
+    methods = ["local", "centralised", "fedavg", "scaffold", "ditto"]
+    assert settings("heart")["compare"] == {"methods": methods, "seeds": 5}
     assert "2 classes: healthy, ill" in done.out
     assert "patient_id: another whole number in each row" in done.out
     assert "dose has gaps" in done.out
     assert "fedkeel run heart.toml" in done.err
+    assert "fedkeel compare heart.toml" in done.err
     result = call("run", "heart.toml", "--json", "-q", "-s", "rounds=3")
     assert result.code == 0, result.err
     assert result.json["last"] > 0.6  # the age decides, so guessing would be a half
@@ -98,6 +102,11 @@ def test_training_alone_is_judged_on_a_hospitals_own_patients(
     assert best["fedavg"] < 0.7
     assert "So federation gains" not in done.err
     assert "So federation loses on the clients' own examples" in done.err
+    (sentence,) = [line for line in done.err.splitlines() if line.startswith("Over 5 seeds and")]
+    for hospital in ("north", "south"):
+        assert re.search(rf"{hospital} loses [2-6][0-9]\.[0-9] points with `fedavg`", sentence)
+    (row,) = [row for row in done.json if row["method"] == "fedavg"]
+    assert {client["outcome"] for client in row["each_client"]} == {"loses"}
 
 
 def test_a_quantity_is_learned_whatever_its_scale(patients: Path) -> None:

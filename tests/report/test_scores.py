@@ -236,7 +236,7 @@ def regression(make, root: Path, methods=("fedavg", "fedgc"), *, task=REGRESSION
 
 
 def test_a_page_of_a_regression_never_says_accuracy(make, tmp_path):
-    folders = regression(make, tmp_path, per_client=True, sources=("north", "south"))
+    folders = regression(make, tmp_path, per_client=True, sources=("north", "south"), clients=24)
     html = render_report(load_runs(folders))
     body = html.split("<body>")[1]
     assert "accuracy" not in body.lower()

@@ -190,6 +190,8 @@ _ASCII = {
     "\u2212": "-",
     "\u2013": "-",
     "\u2020": "+",
+    "\u25b2": "^",
+    "\u25bc": "v",
     "\u2026": "~",
 }
 """ASCII for characters that tables and bars are drawn with."""

@@ -45,7 +45,6 @@ def compare(
     from fedkeel.cli.experiment import read_experiment, shown_progress
     from fedkeel.method.grammar import split_expressions
     from fedkeel.records.comparison import runs_of
-    from fedkeel.report.client_gains import client_table
     from fedkeel.report.page import write_report
     from fedkeel.report.tables import terminal_table
     from fedkeel.runner.ingredients import gather
@@ -64,8 +63,7 @@ def compare(
     page = page_written(
         lambda: write_report(runs_of(out), out / "report.html", title=experiment.name)
     )
-    rows = comparison.clients
-    clients = [client_table(rows).terminal(is_wrapped=True)] if rows else []
+    clients = [table.terminal(is_wrapped=True) for table in comparison.client_tables]
     show(as_json, comparison.rows, terminal_table(comparison.table), *clients)
     for sentence in comparison.notes:
         say(console, sentence)

@@ -28,3 +28,4 @@ def new(
         print(f"{word:<9} {sentence}")
     say(stderr(), f"wrote     {written.experiment} and {written.model}")
     say(stderr(), f"next      fedkeel run {written.experiment}")
+    say(stderr(), f"then      fedkeel compare {written.experiment}, which says who gains by it")

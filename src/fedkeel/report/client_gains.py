@@ -22,14 +22,16 @@ from fedkeel.report.formatting import MISSING, format_number, format_percent, fo
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.text_table import TextTable
 
-NOTE = (
-    "Clients: each counts the same, all seeds together, on its own examples after the last round. "
-    "Worst tenth: their mean. Fairness: Jain's index, 1 where all clients are equal. Gain: share "
-    "of the clients whose score is better than with the global model of the same run, or than "
-    "with the model that the client trains alone (local). New: the mean of the clients that no "
-    "round has selected."
-)
-"""What a reader of the table has to know."""
+NOTES = {
+    "clients of": "Clients: each counts the same, all seeds together, on its own examples after "
+    "the last round.",
+    "worst tenth": "Worst tenth: their mean.",
+    "fairness": "Fairness: Jain's index, 1 where all clients are equal.",
+    "gain over": "Gain: share of the clients whose score is better than with the global model of "
+    "the same run, or than with the model that the client trains alone (local).",
+    "new": "New: the mean of the clients that no round has selected.",
+}
+"""What a reader of the table has to know, by the beginning of a column's heading."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class ClientRow:
         """The texts of its row, after the method."""
         score, of = self.scores.score, self.spread
         gains = [_share(self.over_global), _share(self.over_local)]
-        numbers = [format_score(v, score, 1) for v in (of.mean, of.std, of.worst_tenth)]
+        worst_tenth = of.worst_tenth if self.scores.has_spread else None
+        numbers = [format_score(v, score, 1) for v in (of.mean, of.std, worst_tenth)]
         new = format_score(self.scores.of_new_clients, score, 1)
         return [self.scores.model, *numbers, format_number(of.jain), *gains, new]
 
@@ -99,7 +102,7 @@ def personal_rows(methods: Sequence[MethodResults]) -> list[ClientRow]:
     return client_rows(client_scores(methods))
 
 
-def headings(rows: Sequence[ClientRow]) -> list[str]:
+def _headings(rows: Sequence[ClientRow]) -> list[str]:
     """Return the headings of `ClientRow.cells`."""
     score = rows[0].scores.score
     unit, points = (f"\n{score.unit}", "\npoints") if score.unit else ("", "")
@@ -117,15 +120,18 @@ def headings(rows: Sequence[ClientRow]) -> list[str]:
 
 def client_table(rows: Sequence[ClientRow]) -> TextTable:
     """Return the table as texts, without the gains that no row has."""
-    texts, names = [row.cells for row in rows], headings(rows)
+    texts, names = [row.cells for row in rows], _headings(rows)
     shown = [i for i in range(len(names)) if any(cells[i] != MISSING for cells in texts)]
+    headings = ["clients of", *(names[i] for i in shown)]
+    heads = [heading.replace("\n", " ") for heading in headings]
+    notes = [note for begin, note in NOTES.items() if any(h.startswith(begin) for h in heads)]
     return TextTable(
-        ["clients of", *(names[i] for i in shown)],
+        headings,
         [
             [row.scores.method.label, *(cells[i] for i in shown)]
             for row, cells in zip(rows, texts, strict=True)
         ],
-        notes=[NOTE],
+        notes=[" ".join(notes)],
         texts=frozenset({0, 1}),
     )
 

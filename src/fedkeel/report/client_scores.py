@@ -21,6 +21,9 @@ from fedkeel.report.runs import MethodResults, RunResults
 MAX_SINGLE_POINTS = 60
 """Clients up to which each is drawn as a point of its own."""
 
+MIN_SPREAD_CLIENTS = 20
+"""Clients from which on boxes and a worst tenth say more than each client does."""
+
 
 ModelKind = Literal["global", "personal"]
 """Whose scores they are: the global model's, or those of each client's own model."""
@@ -102,6 +105,11 @@ class ClientScores:
         gains = [gain(run.by_client, others.get(run.seed, {}), self.score) for run in self.runs]
         values = sorted(value for of_seed in gains if of_seed for value in of_seed.values)
         return Gain(tuple(values)) if values else None
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether a run has enough clients to tell how they are distributed."""
+        return max(len(run.values) for run in self.runs) >= MIN_SPREAD_CLIENTS
 
     @property
     def client_counts(self) -> str:

@@ -11,6 +11,7 @@ import markupsafe
 from plotly.offline import get_plotlyjs
 
 from fedkeel.base.named_files import writing
+from fedkeel.errors import counted
 from fedkeel.records.files import write_text
 from fedkeel.report import palette
 from fedkeel.report.formatting import (
@@ -45,6 +46,7 @@ def render_page(template: str, *, folder: Path = _HERE, **values: Any) -> str:  
     )
     environment.filters |= {
         "breakable": _breakable,
+        "count": lambda number, noun: counted(number, noun),
         "colour": lambda index: index % len(palette.METHODS),
         "line_style": palette.line_style,
         "mark": lambda index: palette.mark(index)[0],

@@ -22,6 +22,7 @@ from fedkeel.report.client_scores import (
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
 from fedkeel.report.diagnostic_charts import diagnostic_charts, feature_charts
+from fedkeel.report.each_client import EachClient, each_client
 from fedkeel.report.feature_report import feature_notes
 from fedkeel.report.formatting import extreme_of, score_unit
 from fedkeel.report.html import render_page, write_page
@@ -106,17 +107,19 @@ def render_report(
     details = (*claimed, *conclusion.details, *feature_notes(methods))
     conclusion = replace(conclusion, details=details)
     clients = client_scores(methods)
+    by_name = each_client(clients)
+    by_client = by_name.sentences if by_name else []
     partitions = (partition_summary(m.record, m.runs[0].histogram) for m in methods)
     partition = next((summary for summary in partitions if summary is not None), None)
     diagnosed, added = diagnostic_charts(methods), feature_charts(methods)
-    charts = _charts(methods, clients, partition)
+    charts = _charts(methods, clients, by_name, partition)
     charts |= {item.name: chart for item, chart in {**diagnosed, **added}.items()}
     score = methods[0].record.score
     curve = charts.get("score_rounds")
     return render_page(
         "page.html.j2",
         title=title or page_content.page_title(methods),
-        description=conclusion.headline.replace("`", ""),
+        description=" ".join(by_client or [conclusion.headline]).replace("`", ""),
         content=page_content,
         methods=methods,
         is_single=len(methods) == 1,
@@ -149,6 +152,9 @@ def render_report(
         has_classes=any(has_numbers(method) for method in methods),
         is_zoomed=curve is not None and curve.figure.layout.yaxis.range is not None,
         clients=client_rows(clients),
+        by_name=by_name,
+        by_client=by_client,
+        has_spread=any(item.has_spread for item in clients),
         has_local=any(method.record.method == LOCAL for method in methods),
         measured_on=measured_on(methods),
         partition=partition,
@@ -158,6 +164,7 @@ def render_report(
 def _charts(
     methods: Sequence[MethodResults],
     clients: Sequence[ClientScores],
+    by_name: EachClient | None,
     partition: PartitionSummary | None,
 ) -> dict[str, Chart]:
     """Return the charts by name, without those for which the records hold nothing to draw."""
@@ -173,8 +180,8 @@ def _charts(
         **prediction_charts(methods),
         "traffic": traffic_chart(methods),
         "seconds": time_chart(methods),
-        "clients": client_score_chart(clients),
-        "gains": gain_chart(clients),
+        "clients": client_score_chart([item for item in clients if item.has_spread]),
+        "gains": gain_chart(clients) if by_name is None else None,
         "partition": partition.chart if partition else None,
     }
     return {name: chart for name, chart in charts.items() if chart is not None}

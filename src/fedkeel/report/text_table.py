@@ -38,7 +38,7 @@ class TextTable:
 
     Args:
         headings: [C] texts; a line break may stand before a unit.
-        rows: [R] of C texts.
+        rows: [R] of C texts; a line break is kept in a terminal.
         marked: (row, column) of cells in bold.
         notes: texts below it.
         texts: columns that hold texts and no numbers; they begin at the left.
@@ -57,11 +57,16 @@ class TextTable:
         """The headings, each on one line."""
         return [heading.replace("\n", " ") for heading in self.headings]
 
+    @property
+    def _lines(self) -> list[list[str]]:
+        """The rows, each on one line."""
+        return [[cell.replace("\n", " ") for cell in row] for row in self.rows]
+
     def markdown(self) -> str:
         """Return it as Markdown, each note in a paragraph of its own."""
         rule = ["---" if place in self.texts else "---:" for place in range(len(self.headings))]
         lines = [self._heads, rule]
-        for index, (name, *cells) in enumerate(self.rows):
+        for index, (name, *cells) in enumerate(self._lines):
             if self.has_code:
                 name = "`" + printable(name).replace("|", "\\|").replace("`", "'") + "`"
             bold = [
@@ -80,7 +85,7 @@ class TextTable:
             " & ".join(map(latex_text, self._heads)) + r" \\",
             r"\midrule",
         ]
-        for index, (name, *rest) in enumerate(self.rows):
+        for index, (name, *rest) in enumerate(self._lines):
             cells = [rf"\texttt{{{latex_text(printable(name))}}}"]
             for place, cell in enumerate(map(latex_text, rest), 1):
                 cells.append(rf"\textbf{{{cell}}}" if (index, place) in self.marked else cell)
@@ -92,7 +97,7 @@ class TextTable:
         """Return it as HTML for a notebook."""
         heads = "".join(f"<th>{html.escape(head)}</th>" for head in self._heads)
         lines = [f"<table><thead><tr>{heads}</tr></thead><tbody>"]
-        for index, (name, *rest) in enumerate(self.rows):
+        for index, (name, *rest) in enumerate(self._lines):
             cells = [f"<tr><th><code>{html.escape(name)}</code></th>"]
             for place, cell in enumerate(map(html.escape, rest), 1):
                 shown = f"<b>{cell}</b>" if (index, place) in self.marked else cell
@@ -120,7 +125,7 @@ class TextTable:
             else:
                 table.add_column(heading, justify="right", no_wrap=not is_wrapped)
         for index, row in enumerate(self.rows):
-            texts = [printable(cell) for cell in row]
+            texts = ["\n".join(map(printable, cell.split("\n"))) for cell in row]
             texts[0] = wrapped(texts[0]) if self.has_code else texts[0]
             marks = ("bold" if (index, place) in self.marked else "" for place in range(len(row)))
             table.add_row(*map(Text, texts, marks))
@@ -128,7 +133,7 @@ class TextTable:
 
     def lines(self) -> Iterator[str]:
         """Yield it as lines of plain text, the headings first, without the notes."""
-        rows = [self._heads, *self.rows]
+        rows = [self._heads, *self._lines]
         widths = [max(len(row[place]) for row in rows) for place in range(len(self.headings))]
         for row in rows:
             cells = (

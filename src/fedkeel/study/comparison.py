@@ -14,11 +14,14 @@ from fedkeel.records.comparison import runs_of
 from fedkeel.report.alerts import differences, problems
 from fedkeel.report.claims import Claims, claims_of
 from fedkeel.report.client_gains import ClientRow, client_table, personal_rows
+from fedkeel.report.client_scores import client_scores
 from fedkeel.report.columns import ResultRow
+from fedkeel.report.each_client import EachClient, each_client
 from fedkeel.report.feature_report import feature_notes
 from fedkeel.report.notebook import Page, by_method, curves
 from fedkeel.report.runs import MethodResults, load_runs
 from fedkeel.report.tables import result_rows, result_table
+from fedkeel.report.text_table import TextTable
 from fedkeel.runner.frames import data_frame
 from fedkeel.runner.result import Result
 
@@ -73,7 +76,15 @@ class Comparison:
         clients: dict[str, list[dict[str, Any]]] = {}
         for row in self.clients:
             clients.setdefault(row.scores.method.label, []).append(row.to_json())
-        return [{**row.to_json(), **_clients_of(row, clients)} for row in self.table]
+        by_name = self.each_client
+        return [
+            {
+                **row.to_json(),
+                **_clients_of(row, clients),
+                **({"each_client": by_name.to_json(row.summary.method)} if by_name else {}),
+            }
+            for row in self.table
+        ]
 
     @property
     def clients(self) -> list[ClientRow]:
@@ -81,24 +92,51 @@ class Comparison:
         return personal_rows(self.entries)
 
     @property
-    def notes(self) -> list[str]:
-        """What to know beside the table: claims, the gain by federation, differences, problems."""
-        entries, claims = self.entries, self.claims()
-        sentences = [claims.sentence] if claims else []
-        return [*sentences, *feature_notes(entries), *differences(entries), *problems(entries)]
+    def each_client(self) -> EachClient | None:
+        """What each client gains, by name; None where they are many, or others with each seed."""
+        return each_client(client_scores(self.entries))
 
-    def to_frame(self, of: Literal["methods", "rounds"] = "methods") -> Any:  # noqa: ANN401 - a pandas.DataFrame
+    @property
+    def notes(self) -> list[str]:
+        """What to know beside the table: claims, who gains by federation, differences, problems."""
+        entries, claims, by_name = self.entries, self.claims(), self.each_client
+        sentences = [claims.sentence] if claims else []
+        sentences += [*feature_notes(entries), *(by_name.sentences if by_name else [])]
+        return [*sentences, *differences(entries), *problems(entries)]
+
+    @property
+    def client_tables(self) -> list[TextTable]:
+        """The table of clients: each by its name, or how scores are distributed over them.
+
+        None where neither is worth one: no client has a name and none a model of its own.
+        """
+        by_name = self.each_client
+        if by_name is not None and by_name.has_names and by_name.has_local:
+            return [by_name.table()]
+        rows = self.clients
+        return [client_table(rows)] if rows else []
+
+    def to_frame(self, of: Literal["methods", "clients", "rounds"] = "methods") -> Any:  # noqa: ANN401 - a pandas.DataFrame
         """Return the results as a `pandas.DataFrame`.
 
         Args:
-            of: a row for each of the ``methods``, as in `rows`; or for each of the evaluated
-                ``rounds`` of each run, with its metrics on the test set.
+            of: a row for each of the ``methods``, as in `rows`; for each of the ``clients`` with
+                each method, as in `each_client`; or for each of the evaluated ``rounds`` of each
+                run, with its metrics on the test set.
 
         Raises:
             ConfigError: pandas is not installed.
         """
         if of == "methods":
-            return data_frame({k: v for k, v in row.items() if k != "clients"} for row in self.rows)
+            nested = ("clients", "each_client")
+            return data_frame({k: v for k, v in r.items() if k not in nested} for r in self.rows)
+        if of == "clients":
+            by_name = self.each_client
+            return data_frame(
+                {"method": method.label} | client
+                for method in self.entries
+                for client in (by_name.to_json(method.label) if by_name else ())
+            )
         return data_frame(
             {"method": method.label, "seed": run.record.seed, "round": row.round}
             | dict(row.test.values)
@@ -129,8 +167,7 @@ class Comparison:
 
     def __str__(self) -> str:
         notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]
-        clients = self.clients
-        tables = [result_table(self.table), *([client_table(clients)] if clients else [])]
+        tables = [result_table(self.table), *self.client_tables]
         return "\n".join(table.markdown() for table in tables) + "".join(
             f"\n{note}\n" for note in notes
         )

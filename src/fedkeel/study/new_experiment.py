@@ -201,7 +201,11 @@ class _Plan:
     def experiment(self) -> str:
         """Return the text of the experiment file."""
         small = len(self.train) / self.clients < 200
-        methods = ["local", "fedavg", "fedprox", *([] if self.is_quantity else ["scaffold"])]
+        methods = [
+            *("local", "centralised", "fedavg"),
+            "fedprox" if self.is_quantity else "scaffold",
+            "ditto",
+        ]
         tables = [
             f"# A first experiment: fedkeel run {self.name}.toml\n"
             f'# Every key: fedkeel\'s page "The experiment file".\nname = {_toml(self.name)}\n'
@@ -218,9 +222,9 @@ class _Plan:
             )
             + f"epochs = 2\nbatch_size = {16 if small else 32}",
             *self._evaluation_text(),
-            "[compare]  # is it better than each client alone?\n"
+            "[compare]  # for which client is it better than to train alone?\n"
             f"# fedkeel compare {self.name}.toml\n"
-            f"methods = {_toml(methods)}\nseeds = 3",
+            f"methods = {_toml(methods)}\nseeds = 5  # more of them show smaller gains",
         ]
         return "\n\n".join(tables) + "\n"
 
