@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.features.own_training.given import ClientExamples, TrainingRound
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.task.metrics.base import TaskInfo
@@ -207,6 +208,26 @@ def prepared(
     data = clients or federation()
     task = fk.Task(model, buffers=buffers, **more)
     return prepare(settings, Ingredients(task, lambda _: data, test or held(), "toy"))
+
+
+def own_steps(model: nn.Module, data: ClientExamples, round: TrainingRound) -> dict[str, float]:
+    """Local training of a user's own, whose momentum goes on from round to round."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=round.lr, momentum=0.5)
+    for number, parameter in enumerate(model.parameters()):
+        if round.state:
+            optimiser.state[parameter]["momentum_buffer"] = round.state[str(number)]
+    loss = torch.zeros(())
+    for x, y in data.batches:
+        optimiser.zero_grad()
+        loss = round.loss(model(x), y)
+        loss.backward()
+        optimiser.step()
+    for number, parameter in enumerate(model.parameters()):
+        round.state[str(number)] = optimiser.state[parameter]["momentum_buffer"]
+    return {"loss": loss.item(), "drawn": torch.rand(()).item()}
+
+
+OWN_STEPS = fk.Local(lr=0.05, epochs=2, batch_size=4, keep_state=True, train="toys:own_steps")
 
 
 def same(a: Result, b: Result) -> bool:

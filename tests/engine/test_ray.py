@@ -33,7 +33,7 @@ from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.start import start
-from toys import MODELS, Kills, Net, Raises, Slow, eventually, federation, prepared, same
+from toys import MODELS, OWN_STEPS, Kills, Net, Raises, Slow, eventually, federation, prepared, same
 
 LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5, drop_last="single")
 
@@ -104,6 +104,12 @@ class AtClient(Callback):
 
 
 # --- the same bits --------------------------------------------------------------------------------
+
+
+def test_actors_train_by_a_function_of_the_user(nodes: Nodes) -> None:
+    one, two = start(prepared(local=OWN_STEPS, per_round=6)), start(on_ray(nodes, local=OWN_STEPS))
+    assert two.record.engine.kind == "ray"
+    assert same(one, two)
 
 
 def test_actors_make_the_bits_of_one_loop(nodes: Nodes) -> None:

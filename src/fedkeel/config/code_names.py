@@ -21,7 +21,15 @@ PLACES = (
 )
 """Keys of settings that name a file, a folder, an address, or what is downloaded."""
 
-CODE = ("method", "model.name", "task.loss", "task.metrics", "task.score", "data.augment")
+CODE = (
+    "method",
+    "model.name",
+    "task.loss",
+    "task.metrics",
+    "task.score",
+    "data.augment",
+    "local.train",
+)
 """Keys of settings that may name code, with those of a comparison and of a search."""
 
 ADDRESS = "engine.address"

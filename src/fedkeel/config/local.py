@@ -135,6 +135,9 @@ class Local(Settings):
             shortened as by torch.nn.utils.clip_grad_norm_. It acts after all that the method does
             to the gradient, and before weight decay. None clips nothing.
         schedule: change of lr over rounds or steps.
+        train: ``package.module:function`` of a function of your own that takes the place of the
+            local steps, see `fedkeel.LocalTraining`. It is told of the settings above, and those
+            that it does not read have no effect. None for fedkeel's own steps.
     """
 
     lr: float = Field(gt=0.0)
@@ -153,6 +156,7 @@ class Local(Settings):
     weight_decay: float = Field(0.0, ge=0.0)
     clip_norm: float | None = Field(None, gt=0.0)
     schedule: Schedule = Schedule()
+    train: str | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.base.fingerprint.reached_values import Description
 from fedkeel.config import Precision
 from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset
@@ -19,10 +20,12 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.values import tensors_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Floats, Ints, Message
+from fedkeel.method.local_loop import ClientRound, LocalState
 from fedkeel.method.local_training import ClientTraining
-from fedkeel.method.round_values import Replies
+from fedkeel.method.round_values import Replies, Reply
 from fedkeel.method.server_round import raw_weights
 from fedkeel.records.rows import Scores
+from fedkeel.task.batch import Batch
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import Tree
 
@@ -53,6 +56,7 @@ class TrainingSetup:
         precision: of the factors of products in training and evaluation.
         keeps_updates: whether the updates of single clients are kept where the method needs no more
             than their sum.
+        own: the user's own local training, where the method's plan has no local steps.
     """
 
     training: ClientTraining
@@ -64,6 +68,7 @@ class TrainingSetup:
     eval_batch: int = 1000
     precision: Precision = "float32"
     keeps_updates: bool = False
+    own: OwnTraining | None = None
 
     @cached_property
     def shard(self) -> int:
@@ -102,6 +107,43 @@ class TrainingSetup:
         """Return [n] weights of clients by the examples they processed, not yet scaled to sum 1."""
         sizes = self.federation.sizes[[job.client for job in jobs]]
         return raw_weights(self.training.plan.weights, sizes, np.array(processed))
+
+
+class OwnTraining(Protocol):
+    """Local training by the user, in place of the local steps."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def description(self) -> Description:
+        """A text of all that decides what it does."""
+
+    def train_client(
+        self,
+        setup: TrainingSetup,
+        client: ClientRound,
+        local: LocalState,
+        job: ClientJob,
+        make_batch: Callable[[int], Batch],
+        work: tuple[int, int],
+        is_trial: bool,
+    ) -> tuple[Reply, int, int]:
+        """Train a client, and end its round.
+
+        Args:
+            setup: method, model, data and seed.
+            client: what stays the same during the round.
+            local: where the client begins.
+            job: the client.
+            make_batch: number of a mini-batch, from 1 -> the mini-batch.
+            work: steps and examples that the settings ask for.
+            is_trial: whether it is a rehearsal.
+
+        Returns:
+            What the client sends, keeps and logs; steps made; examples processed.
+        """
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.base.rng import generators, torch_seed
+from fedkeel.base.rng import generator, generators, torch_seed
 from fedkeel.data import batches
-from fedkeel.data.values import Values, rows_of, tensors_of
+from fedkeel.data.augment import Crops, crop_flip, crops, transformed
+from fedkeel.data.values import Values, only_tensor, rows_of, tensors_of
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.part import Capability
@@ -82,6 +83,28 @@ def take_examples(setup: TrainingSetup, rows: Ints) -> Batch:
     """Return some rows of the training set as a batch."""
     index, data = torch.from_numpy(rows), setup.federation.data
     return Batch(rows_of(data.x, index), rows_of(data.y, index))
+
+
+def batch_maker(
+    setup: TrainingSetup, message: Message, job: ClientJob, batch_positions: list[Ints]
+) -> Callable[[int], Batch]:
+    """Return a function: number of a local step, from 1 -> its mini-batch, augmented if asked."""
+    rows, augment, place = setup.federation.client(job.client), setup.augment, message.round
+    drawn: list[Crops] = []
+    if augment is True:
+        stream = generator(setup.seed, "augment", place, job.client)
+        drawn = [crops(stream, len(positions)) for positions in batch_positions]
+
+    def make(step: int) -> Batch:
+        batch = take_examples(setup, rows[batch_positions[step - 1]])
+        if callable(augment):
+            changed = transformed(augment, batch.x, batch.y, setup.seed, place, job.client, step)
+            batch = Batch(*changed)
+        elif drawn:
+            batch = Batch(crop_flip(only_tensor(batch.x, "cropping"), drawn[step - 1]), batch.y)
+        return with_expected(setup, batch, len(rows))
+
+    return make
 
 
 def with_expected(setup: TrainingSetup, batch: Batch, n: int) -> Batch:

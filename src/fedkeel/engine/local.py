@@ -10,24 +10,21 @@ import torch
 from torch import Tensor
 
 from fedkeel.base.clock import Clock
-from fedkeel.base.rng import generator, seed_torch, torch_seed
-from fedkeel.data.augment import crop_flip, crops, transformed
-from fedkeel.data.values import only_tensor
+from fedkeel.base.rng import seed_torch, torch_seed
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import (
+    batch_maker,
     batch_plans,
     client_info,
     first_pass_length,
     noise_source,
     take_examples,
-    with_expected,
 )
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method import checks
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.local_loop import client_finish, client_start, client_step
 from fedkeel.method.round_values import Reply
-from fedkeel.task.batch import Batch
 
 PHASES = ("data", "steps", "upload")
 """Phases of a client's round: choosing and loading examples; the start and the local steps; the
@@ -95,26 +92,26 @@ def train_client(
             )
             checks.check_states("prepares", client.prepared)
             checks.check_states("carries from step to step", local.carry)
-            augment = generator(setup.seed, "augment", message.round, job.client)
+            make_batch = batch_maker(setup, message, job, batch_positions)
+            count, examples = len(batch_positions), sum(map(len, batch_positions))
             noise = noise_source(setup, message, job.client)
             pass_length = first_pass_length(setup, job, batch_positions)
-            factors = setup.training.step_factors(message.round, len(batch_positions))
-            phases = setup.training.phases_of_steps(len(batch_positions), message.round)
+            factors = setup.training.step_factors(message.round, count)
+            phases = setup.training.phases_of_steps(count, message.round)
             clock.lap("steps")
+            if setup.own is not None:
+                work = make_batch, (count, examples), limit is not None
+                result = LocalResult(*setup.own.train_client(setup, client, local, job, *work))
+                clock.lap("steps")
+                return result
             for step, positions in enumerate(batch_positions, start=1):
-                batch = take_examples(setup, rows[positions])
-                if callable(setup.augment):
-                    place = message.round, job.client, step
-                    batch = Batch(*transformed(setup.augment, batch.x, batch.y, setup.seed, *place))
-                elif setup.augment:
-                    images = only_tensor(batch.x, "cropping")
-                    batch = Batch(crop_flip(images, crops(augment, len(batch))), batch.y)
+                batch = make_batch(step)
                 clock.lap("data")
                 first_pass = batch_positions[(step - 1) % pass_length]
                 local = client_step(
                     client,
                     local,
-                    with_expected(setup, batch, len(rows)),
+                    batch,
                     rows=_index_in(distinct, positions),
                     first_pass=_index_in(distinct, first_pass),
                     noise=noise(),
@@ -122,14 +119,14 @@ def train_client(
                     phase=phases[step - 1] if phases else None,
                 )
                 clock.lap("steps")
-            reply = client_finish(client, local, len(batch_positions))
+            reply = client_finish(client, local, count)
             checks.check_states("keeps for a client", reply.client_state)
             if client_state is None:  # later states are compared with the rehearsal's
                 checks.check_same_form(
                     "keeps for a client", client.client_state, reply.client_state
                 )
             clock.lap("upload")
-            return LocalResult(reply, len(batch_positions), sum(map(len, batch_positions)))
+            return LocalResult(reply, count, examples)
     except FedkeelError:
         raise
     except Exception as error:

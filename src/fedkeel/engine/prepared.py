@@ -12,7 +12,7 @@ from fedkeel.data.augment import Transform
 from fedkeel.data.cohort import largest_cohort
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
-from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.base import OwnTraining, TrainingSetup
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
@@ -44,6 +44,7 @@ class Ingredients:
         model: what to call the model.
         augment: a transform of each batch in training; True crops and mirrors images at random.
         model_args: the arguments that a model which is made by its name was given.
+        own: the user's own local training, where it is given in Python.
     """
 
     task: Task
@@ -52,6 +53,7 @@ class Ingredients:
     model: str
     augment: bool | Transform = False
     model_args: Mapping[str, Any] = field(default_factory=dict)
+    own: OwnTraining | None = None
 
 
 _F = TypeVar("_F")
@@ -75,6 +77,7 @@ class Draft:
         keeps_updates: whether the updates of single clients are kept, see `TrainingSetup`.
         judges: the model by which the run is judged: the ``global`` one, or each client's
             ``personal`` one.
+        own: the user's own local training, None for local steps.
         features: the features so far.
     """
 
@@ -90,6 +93,7 @@ class Draft:
     is_baseline: bool = False
     keeps_updates: bool = False
     judges: Judged = "global"
+    own: OwnTraining | None = None
     features: tuple[object, ...] = ()
 
     def with_feature(self, feature: object) -> Draft:

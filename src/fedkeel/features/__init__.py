@@ -4,6 +4,7 @@ Adding one is a folder here and a line below; an installed package adds its own 
 """
 
 FEATURES = (
+    "fedkeel.features.own_training.declaration:OwnTrainingDeclaration",
     "fedkeel.features.baselines.declaration:BaselinesDeclaration",
     "fedkeel.features.selection.declaration:SelectionDeclaration",
     "fedkeel.features.time.declaration:SystemDeclaration",

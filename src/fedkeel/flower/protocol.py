@@ -72,6 +72,8 @@ class Agreement(Settings):
             "buffers": prepared.setup.training.buffers,
             "parameters": {k: list(v.shape) for k, v in network.params.items()},
         }
+        if prepared.setup.own is not None:
+            facts["training"] = prepared.setup.own.description.text
         if settings.flower.secure_aggregation:
             secure = ("secure_aggregation", "secure_minimum", "secure_norm", "quorum")
             facts["sums"] = settings.flower.model_dump(mode="json", include=set(secure))

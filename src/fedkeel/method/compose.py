@@ -10,7 +10,8 @@ Three rules are checked before anything is trained:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -74,9 +75,10 @@ SIMULATION = frozenset(
         Capability.NOISE,
         Capability.SURVEYS,
         Capability.SHARED_PARAMETERS,
+        Capability.LOCAL_STEPS,
     }
 )
-"""What an engine on one machine provides."""
+"""What an engine on one machine provides, where local training is not the user's own."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Plan:
         fine_tuning: the part that trains clients' models once more to evaluate them, or None.
         personal_prediction: the part that changes what personal models predict, or None.
         pull: sum of the penalties' pulls; 0 where a part does not preserve them.
+        makes_steps: whether local training is a loop of steps, and not the user's own.
     """
 
     parts: tuple[Part, ...]
@@ -148,6 +151,7 @@ class Plan:
     fine_tuning: FineTuning | None
     personal_prediction: PersonalPrediction | None
     pull: float
+    makes_steps: bool = True
 
     @cached_property
     def needs(self) -> frozenset[Capability]:
@@ -276,8 +280,9 @@ def compose(
         check_hyperparameters(part)
     _check_names(parts, expression)
     _check_slots(parts, expression)
+    provided = frozenset(SIMULATION if provides is None else provides)
     if provides is not None:
-        _check_needs(parts, frozenset(provides) | LOOP | SERVER)
+        _check_needs(parts, provided | LOOP | SERVER)
     _check_breaks(parts, expression)
 
     def staged(role: type[R], stage: str) -> tuple[R, ...]:
@@ -324,6 +329,7 @@ def compose(
         pull=sum(part.pull for part in penalties)
         if all(traits_of(p).preserves_penalty_pull for p in parts)
         else 0.0,
+        makes_steps=Capability.LOCAL_STEPS in provided,
     )
 
 
@@ -389,6 +395,8 @@ def _slot_hint(rivals: Sequence[Part]) -> str:
 
 
 def _check_needs(parts: Sequence[Part], provided: frozenset[Capability]) -> None:
+    if Capability.LOCAL_STEPS not in provided:
+        _check_own_training(parts)
     for part in parts:
         for need in sorted(part.needs - provided, key=lambda n: n.name):
             raise CompositionError(
@@ -398,6 +406,58 @@ def _check_needs(parts: Sequence[Part], provided: frozenset[Capability]) -> None
                 do=_NEED_HINTS.get(need, f"drop {part.name}"),
             )
 
+
+def _check_own_training(parts: Sequence[Part]) -> None:
+    """Refuse parts that act inside a local step, or count on what it does: the user makes it."""
+    allowed = [part for part in parts if not _counts_on_steps(part)]
+    for part in parts:
+        if part in allowed:
+            continue
+        roles = [role for role in _IN_STEPS if isinstance(part, role)]
+        why = "it divides by a path of plain gradient steps, which your function need not make"
+        if roles:
+            why = f"its role, {ROLES[roles[0]]}, acts in local steps, which your function makes"
+        nearest = expression_of(allowed) if allowed else _nearest(part, roles)
+        raise CompositionError(
+            f"{part.name} cannot be combined with local training of your own.",
+            got=_summary(part),
+            expected="parts that act at the server, on updates, or on what is sent",
+            why=why,
+            do=f"take {nearest} in its place, or leave out local_training (local.train)",
+        )
+
+
+def _counts_on_steps(part: Part) -> bool:
+    in_steps = any(isinstance(part, role) for role in _IN_STEPS)
+    return in_steps or Capability.LINEAR_ACCUMULATION in part.needs
+
+
+def _nearest(part: Part, roles: Sequence[type]) -> str:
+    """Return a method like a refused part that can be used with the user's own training.
+
+    Args:
+        part: the refused part.
+        roles: those of its roles that act in local steps.
+    """
+    if not roles:
+        return f"{part.name}(length='steps')" if length_hint(part) else "fedavg"
+    if Capability.NOISE in part.needs:
+        return "dpclient"
+    in_file = vars(sys.modules[type(part).__module__]).values()
+    kinds = (kind for kind in in_file if isinstance(kind, type) and issubclass(kind, Part))
+    of_paper = (kind for kind in kinds if getattr(kind, "paper", None) == part.paper)
+    near = [kind.name for kind in of_paper if not issubclass(kind, tuple(_IN_STEPS))]
+    return next(iter([*near, *(_IN_STEPS[role] for role in roles if _IN_STEPS[role])]), "momentum")
+
+
+_IN_STEPS: Mapping[type, str] = {
+    **dict.fromkeys((Phases, LocalModel, FineTuning), "fedper"),
+    ClientOptimiser: "fedadam",
+    **dict.fromkeys((Preparation, Criterion, LossTerm, Penalty, GradientRule), ""),
+    **dict.fromkeys((GradientTransform, StepCorrection, Carry), ""),
+}
+"""Roles that act inside a local step, or make some, each with the method that is most like it among
+those that act elsewhere; "" for the server's momentum."""
 
 _NEED_HINTS = {
     Capability.HEAD: "name the classifier: model.head = '...', or Task(model, head='...')",

@@ -29,7 +29,7 @@ from fedkeel.method.context import (
     part_state,
 )
 from fedkeel.method.local_optimiser import clipped
-from fedkeel.method.local_path import nonlinear_optimiser, path_length
+from fedkeel.method.local_path import path_length
 from fedkeel.method.local_training import (
     LOCAL_MODEL,
     LOCAL_MODEL_OPTIMISER,
@@ -312,7 +312,7 @@ def client_finish(
         client: what stays the same.
         local: what the last step left.
         steps: S, the number of real steps; [] where clients end side by side.
-        path_length: [] length of the local path, where clients end side by side.
+        path_length: [] length of the local path, where clients end side by side, or have no steps.
         lr: [] the learning rate, where the end is compiled once for many; None is the message's.
     """
     training, plan, message = client.training, client.training.plan, client.message
@@ -335,7 +335,7 @@ def client_finish(
         else path_length,
         lr=message.lr if lr is None else lr,
         make_all_examples_step=all_examples_step,
-        nonlinear_part=plan.nonlinear_part or nonlinear_optimiser(training.local),
+        nonlinear_part=training.nonlinear_part,
         optimiser=local.optimiser,
     )
 

@@ -13,6 +13,7 @@ from fedkeel.method.checks import call
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Message, part_state
 from fedkeel.method.local_optimiser import OPTIMISERS, LocalOptimiser
+from fedkeel.method.local_path import nonlinear_optimiser
 from fedkeel.task.network import Autograd, Network
 from fedkeel.tree import State, Tree
 
@@ -45,6 +46,16 @@ class ClientTraining:
     autograd: Autograd = "eager"
     rounds: int = 1
     personal: frozenset[str] = frozenset()
+
+    @property
+    def nonlinear_part(self) -> str:
+        """Name of what makes the local path something else than a sum of gradients, or ""."""
+        by_steps = self.plan.nonlinear_part or nonlinear_optimiser(self.local)
+        return by_steps if self.plan.makes_steps else "local_training"
+
+    def first_optimiser(self, params: Tree) -> State:
+        """Return the state that a client's optimiser begins with; the user's begins with none."""
+        return self.optimiser.init(params) if self.plan.makes_steps else {}
 
     @property
     def optimiser(self) -> LocalOptimiser:
@@ -126,7 +137,7 @@ class ClientTraining:
             params=params,
             personal=self.personal_params,
             buffers=message.buffers or self.network.buffers,
-            optimiser=self.optimiser.init({**params, **self.personal_params}),
+            optimiser=self.first_optimiser({**params, **self.personal_params}),
             model=model,
             model_optimiser={} if part is None else self.optimiser.init(model),
         )
@@ -178,7 +189,7 @@ def start_optimiser(
     kept, part = dict(part_state(client_state, OPTIMISER)), training.plan.client_optimiser
     if kept:
         return kept
-    initial = training.optimiser.init(start)
+    initial = training.first_optimiser(start)
     if part is None:
         return initial
     state = part_state(client_state, part.name)

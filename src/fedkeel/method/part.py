@@ -32,6 +32,7 @@ class Capability(Enum):
     SHARED_PARAMETERS = "parameters of the model that all clients share"
     SURVEYS = "an exchange of messages before local training"
     FRESH_UPDATES = "updates that all begin at the server's present model"
+    LOCAL_STEPS = "local steps that fedkeel makes"
 
 
 class Stage(IntEnum):

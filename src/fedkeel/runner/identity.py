@@ -41,6 +41,7 @@ def key_of(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> s
     for name in _DESCRIBED_OTHERWISE:
         settings.pop(name, None)
     settings.pop("weights")  # those that are used are below
+    settings["local"].pop("train")  # likewise
     settings["cohort"] = prepared.settings.cohort.decisive()
     engine = prepared.settings.engine
     settings["engine"] = {"dtype": engine.dtype}
@@ -70,6 +71,8 @@ def key_of(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> s
         "metrics": setup.metrics.describe(),
         "own": user_parts,
     }
+    if setup.own is not None:
+        identity["local training"] = setup.own.description.text
     for facts in identities.values():  # of features without a table
         identity |= facts or {}
     if prepared.unseen:

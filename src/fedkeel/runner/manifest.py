@@ -11,6 +11,7 @@ import torch
 
 from fedkeel import config
 from fedkeel.data.cohort import new_clients
+from fedkeel.engine.base import OwnTraining
 from fedkeel.engine.choose.engine_rule import choose_engine
 from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.engine.prepared import Prepared
@@ -95,6 +96,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         local=_local_text(
             settings.local if prepared.is_baseline else setup.training.local,
             prepared.plan.client_optimiser,
+            setup.own,
         ),
         participation=_participation_text(prepared),
         target=settings.evaluation.target or next(filter(None, targets), None),
@@ -142,7 +144,7 @@ def _data_record(prepared: Prepared) -> DataRecord:
     )
 
 
-def _local_text(local: config.Local, part: Part | None) -> str:
+def _local_text(local: config.Local, part: Part | None, own: OwnTraining | None) -> str:
     if local.epochs:
         work = counted(local.epochs, "epoch")
     else:
@@ -150,6 +152,8 @@ def _local_text(local: config.Local, part: Part | None) -> str:
     name = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[local.optimiser]
     if part is not None:
         name = f"optimiser of {part.name}"
+    if own is not None:
+        name = f"your own {own.name}"
     batch = f"batch {local.batch_size}" + (f" x {local.accumulate}" if local.accumulate > 1 else "")
     texts = [f"{name}, lr {local.lr:g}", work, batch]
     if local.momentum and part is None:

@@ -94,7 +94,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     )
     own_seed = partial(int, settings.seed)
     who = clients, clients, cohort  # those that train are those of the data, for now
-    draft = Draft(settings, *who, training, provides, ingredients.augment, own_seed)
+    own = ingredients.own
+    draft = Draft(settings, *who, training, provides, ingredients.augment, own_seed, own=own)
     for feature in features:
         draft = feature.wrap(draft)
     training, plan, federation = draft.training, draft.training.plan, draft.federation
@@ -115,6 +116,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         or evaluation_batch(network, rows_of(federation.data.x, slice(2))),
         settings.engine.precision,
         keeps_updates=draft.keeps_updates,
+        own=draft.own,
     )
     check_evaluation_of_one(setup)
     check_evaluation(setup)
@@ -128,7 +130,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         raise
     user_parts = describe_user_parts(plan.parts)
     in_parts = (place for module in user_parts.values() for place in module.unseen)
-    unseen = (*network.unseen, *metrics.unseen, *augment.unseen, *in_parts)
+    in_training = () if setup.own is None else setup.own.description.unseen
+    unseen = (*network.unseen, *metrics.unseen, *augment.unseen, *in_parts, *in_training)
     prepared = Prepared(
         settings,
         setup,

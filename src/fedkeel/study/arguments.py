@@ -24,6 +24,7 @@ from fedkeel.errors import ArgumentError, ConfigError, DataError
 from fedkeel.features.attackers.settings import Adversary
 from fedkeel.features.budget.settings import Privacy
 from fedkeel.features.diagnose.settings import Diagnose
+from fedkeel.features.own_training.training import LocalTraining
 from fedkeel.features.stop.settings import Stop
 from fedkeel.features.time.settings import System
 from fedkeel.features.track.settings import Track
@@ -67,6 +68,7 @@ class SharedArguments(_Required, total=False):
     system: System | None
     engine: config.Engine | None
     augment: Transform | None
+    local_training: LocalTraining | None
     diagnose: Diagnosed
     track: Tracked
 
@@ -163,7 +165,11 @@ def cohort_settings(
 
 
 def checked_ingredients(
-    task: Task, clients: Federation, test: Test, augment: Transform | None = None
+    task: Task,
+    clients: Federation,
+    test: Test,
+    augment: Transform | None = None,
+    training: LocalTraining | None = None,
 ) -> Ingredients:
     """Return data and model, or refuse what is neither (ConfigError, DataError)."""
     if not isinstance(task, Task):
@@ -187,7 +193,15 @@ def checked_ingredients(
             got=_described(augment),
             expected="(x, y, random) -> (x, y), a batch and a numpy.random.Generator",
         )
-    return Ingredients(task, partial(_with_seed, clients), data, name, augment or False)
+    if not isinstance(training, LocalTraining | None):
+        raise ConfigError(
+            "'local_training' is not a fedkeel.LocalTraining.",
+            got=_described(training),
+            do="write local_training=fedkeel.LocalTraining(train), of a function (model, data, "
+            "round) -> numbers",
+        )
+    made = partial(_with_seed, clients)
+    return Ingredients(task, made, data, name, augment or False, own=training)
 
 
 def _with_seed(clients: Federation, seed: int) -> Federation:

@@ -72,6 +72,8 @@ class Simulation:
         augment: a random change of each batch in training, (x [B, ...], y [B, ...], random) -> (x,
             y) of the same form. It draws from `random`, a `numpy.random.Generator`, or from torch,
             and the same numbers come again in every engine and after a restart.
+        local_training: a function of yours that trains a client, see `LocalTraining`, in place of
+            fedkeel's own steps. `local` tells it how much work is asked for.
         diagnose: what is measured beside the scores, see `Diagnose`: e.g. ``"forgetting, cka"``.
             Baselines, and the trials of a search, have none.
         track: which trackers runs report to, see `Track`: e.g. ``"tensorboard, mlflow"``. The runs
@@ -103,9 +105,10 @@ class Simulation:
 
     @takes_shared_arguments
     def __init__(self, **shared: Unpack[SharedArguments]) -> None:
-        data = shared["task"], shared["clients"], shared.get("test"), shared.get("augment")
+        data = shared["task"], shared["clients"], shared.get("test")
+        code = shared.get("augment"), shared.get("local_training")
         settings = shared_settings(shared)
-        vars(self).update(settings=settings, ingredients=checked_ingredients(*data))
+        vars(self).update(settings=settings, ingredients=checked_ingredients(*data, *code))
 
     def __repr__(self) -> str:
         given, clients = self.ingredients, self.ingredients.clients(0)
@@ -133,7 +136,8 @@ class Simulation:
         given, clients = self.ingredients, self.ingredients.clients(0)
         division = clients.rows, clients.offsets, clients.holdout_rows, clients.holdout_offsets
         examples = clients.data.fingerprint(), given.test.fingerprint()
-        return describe_value((given.task, given.augment, clients.names, division, examples))
+        own = given.augment, given.own
+        return describe_value((given.task, *own, clients.names, division, examples))
 
     def _of(self, method: str, seed: int) -> config.Run:
         """Return the settings of a run, or refuse its method or seed (ConfigError)."""

@@ -123,6 +123,21 @@ class Network:
         twin.buffers = {k: t.to(device) for k, t in self.buffers.items()}
         return twin
 
+    def module(self, params: Tree, buffers: Tree) -> nn.Module:
+        """Return a module of the user's class with copies of these tensors, in training mode.
+
+        Its frozen parameters are its own, and have the memory of the network's.
+        """
+        frozen = (p for p in self._train.parameters() if not p.requires_grad)
+        shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in frozen}
+        module = copy.deepcopy(self._train, shared)
+        values, places = {**buffers, **params}, {**dict(module.named_buffers())}
+        places |= dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in values.items():
+                places[name].copy_(value)
+        return module
+
     def with_running_statistics(self) -> Network:
         """Return the network whose batch normalisation uses its buffers in evaluation."""
         if not any(layer.training for layer in self._eval.modules()):

@@ -76,6 +76,7 @@ NOTHING = "methods = []\nmessages = []\ncode = []\n"
     ("settings", "key"),
     [
         (SYSTEM, "model.name"),
+        ("local.train=mine:clean", "local.train"),
         ("model.name=mine:Net; model.args={}", "model.name"),
         ("model.name=subprocess:run; model.args={args=['touch', 'marker']}", "model.name"),
         ("model.name=hf:somebody/net; model.args={}", "model.name"),

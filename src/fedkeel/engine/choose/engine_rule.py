@@ -106,7 +106,7 @@ class EngineRule:
         if self._first is None or not self._first.engine_has_clients:  # that has a single client
             self._first = prepared
         self._count += 1
-        if requested.kind not in ("auto", "vectorized"):
+        if not prepared.plan.makes_steps or requested.kind not in ("auto", "vectorized"):
             return
         self._work = self._work or run_work(prepared)
         if _is_exact(self._work, requested):
@@ -149,6 +149,8 @@ class EngineRule:
         if requested.kind == "ray":
             return _ray_choice(choice, requested, cohort)
         work = self._work or run_work(prepared)
+        if not prepared.plan.makes_steps:
+            return _own_choice(choice, requested, prepared, work)
         if _is_exact(work, requested):
             return _exact_choice(choice, requested, work)
         device, reasons = self._device, self._device_reasons
@@ -254,6 +256,23 @@ def _on_available_devices(previous: EngineChoice) -> EngineChoice:
     if previous.devices and not devices:
         devices = ["cuda:0"]
     return replace(previous, devices=devices, workers=len(devices) or previous.workers)
+
+
+def _own_choice(
+    choice: EngineChoice, requested: config.Engine, prepared: Prepared, work: Work
+) -> EngineChoice:
+    """Return the choice for the user's own training, which is not compiled."""
+    if requested.kind == "vectorized" or requested.devices is not None:
+        raise RunError(
+            "The vectorized engine cannot run local training of your own.",
+            got="engine.devices" if requested.devices else "engine.kind = 'vectorized'",
+            why="it compiles fedkeel's own steps for many clients at once",
+            do="set engine.kind = 'auto' or 'sequential', 'workers', 'ray'; no engine.devices",
+        )
+    device, reasons = choose_device(requested, prepared.setup)
+    if device == "cuda":
+        return replace(choice, kind="sequential", workers=1, device=device)
+    return _exact_choice(replace(choice, reasons=reasons), requested, work)
 
 
 def _exact_choice(choice: EngineChoice, requested: config.Engine, work: Work) -> EngineChoice:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -226,4 +227,7 @@ def portable_error(error: FedkeelError) -> FedkeelError:
     kind = type(error) if type(error).__module__.startswith("fedkeel.") else TrainingError
     facts = {name: getattr(error, name) for name in ("got", "expected", "why", "do")}
     text = {name: None if value is None else str(value) for name, value in facts.items()}
-    return kind(error.what, **text, mark=error.mark)
+    portable = kind(error.what, **text, mark=error.mark)
+    if error.__cause__ is not None:  # such as what a user's function raised
+        portable.add_note("".join(traceback.format_exception(error.__cause__)).rstrip())
+    return portable

@@ -68,6 +68,8 @@ def _try_out(setup: TrainingSetup) -> SetupFacts:
 
 def why_not_compiled(setup: TrainingSetup) -> str:
     """Return why no step of a setup is compiled, as far as no trial is needed; "" for no reason."""
+    if not setup.training.plan.makes_steps:
+        return "local training is your own, and trains one client at a time"
     if setup.training.local.sampling == "poisson":
         return "batches drawn by Poisson sampling differ in size, and may be empty"
     return setup.training.network.traits.why_not_traceable

@@ -68,6 +68,13 @@ def check_sums(training: ClientTraining, nodes: int | None, clients: int) -> Non
             got=f"flower.secure_minimum = {nodes}",
             expected=f"at most {clients}",
         )
+    if not training.plan.makes_steps and training.plan.weights == "processed":
+        raise CompositionError(
+            "A secure sum takes no weights by the work that your own training says it did.",
+            got="weights = 'processed'",
+            why="the server has to know the weights before it gets the sum",
+            do="set weights = 'examples' or 'uniform'",
+        )
     shared = training.network.buffers if training.buffers == "average" else {}
     of_integers = [name for name, tensor in shared.items() if not tensor.is_floating_point()]
     if of_integers:

@@ -149,6 +149,8 @@ class ReplyReader:
         local = setup.training.local
         expected = batches.count_examples(local, size, request.steps_done)
         is_possible = result.examples == expected and 0 < result.steps <= result.examples
+        if setup.own is not None:  # which may do less than it was asked for
+            is_possible = 0 < result.steps <= result.examples <= expected
         if local.sampling == "poisson":  # only the node knows how many were drawn
             steps = batches.count_steps(local, size)
             is_possible = result.steps == steps and 0 <= result.examples <= steps * size

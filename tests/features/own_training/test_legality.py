@@ -1,0 +1,102 @@
+"""Which parts go with local training of the user's own: by their roles, never by their names."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from fedkeel.errors import CompositionError
+from fedkeel.method import roles
+from fedkeel.method.compose import compose
+from fedkeel.method.grammar import parse
+from fedkeel.method.part import Capability
+from fedkeel.method.registry import REGISTRY
+from fedkeel.method.roles import ROLES, Penalty, ServerState
+from harness import EVERYTHING
+
+WITHOUT_STEPS = EVERYTHING - {Capability.LOCAL_STEPS}
+
+IN_STEPS = {
+    "training phases",
+    "preparation",
+    "second local model",
+    "criterion",
+    "loss term",
+    "gradient rule",
+    "penalty",
+    "gradient transform",
+    "local optimiser",
+    "step correction",
+    "carry within a round",
+    "fine-tuning",
+}
+
+
+def part_of(role: type, name: str) -> roles.Part:
+    """A part of a user's that has one role and does nothing."""
+    methods = {method: lambda self, *args: {} for method in role.__abstractmethods__}
+    methods |= {"pull": 0.0} if role is Penalty else {}
+    return type("Mine", (role,), {**methods, "name": name, "paper": ""})()
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.__name__)
+def test_each_role_goes_or_is_refused(role: type) -> None:
+    part = part_of(role, "mine")
+    if ROLES[role] not in IN_STEPS:
+        plan = compose([part], WITHOUT_STEPS)
+        assert not plan.makes_steps
+        return
+    assert compose([part], EVERYTHING).makes_steps
+    with pytest.raises(CompositionError, match="mine cannot be combined with") as caught:
+        compose([part], WITHOUT_STEPS)
+    assert f"its role, {ROLES[role]}, acts in local steps" in str(caught.value)
+
+
+def test_the_nearest_method_can_be_used() -> None:
+    """Of every method that is refused, alone and beside others."""
+    refused = {}
+    for name in REGISTRY:
+        for beside in ("", "+krum", "+fedadam", "+topk"):
+            try:
+                plan = parse(name + beside, EVERYTHING | {Capability.CLASS_COUNTS})
+            except CompositionError:
+                continue  # the two do not go together anyway
+            try:
+                parse(plan.expression, WITHOUT_STEPS)
+            except CompositionError as error:
+                if "local training of your own" not in str(error):
+                    continue
+                nearest = str(error.do).split(" in its place")[0].removeprefix("take ")
+                parse(nearest, WITHOUT_STEPS, "examples")
+                refused[name + beside] = nearest
+    assert refused["localgc"] == refused["gcfed"] == "gcfed.global"
+    assert refused["gradma"] == "gradma.s"
+    assert refused["dpsgd"] == "dpclient"
+    assert refused["fednova"] == "fednova(length='steps')"
+    assert refused["fedprox+krum"] == "krum"
+    assert refused["fedprox+fedadam"] == "fedadam"
+    assert refused["fedadamw"] == "fedadam"
+    assert refused["fedrep"] == refused["ditto"] == refused["finetune"] == "fedper"
+    allowed = {name for name in REGISTRY if name not in refused}
+    assert {"momentum", "fedadam", "fedgh", "globalgc", "fedgc", "krum", "median"} <= allowed
+    assert {"fedbuff", "dpclient", "topk", "quantise", "fedper", "fedbn", "fedsgd"} <= allowed
+    assert not {"scaffold", "feddyn", "moon", "mime", "fedsam", "fedlc"} & allowed
+
+
+def test_a_part_may_act_in_steps_by_one_of_its_roles() -> None:
+    class Both(Penalty, ServerState):
+        name, paper, pull = "both", "", 0.0
+
+        def penalty_gradient(
+            self, params: dict[str, Tensor], step: roles.Step
+        ) -> dict[str, Tensor]:
+            return params
+
+        def init_server(self, params, population):
+            return {}
+
+        def next_server(self, state, outcome):
+            return {}
+
+    with pytest.raises(CompositionError, match="its role, penalty"):
+        compose([Both()], WITHOUT_STEPS)
