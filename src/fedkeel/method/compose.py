@@ -10,8 +10,7 @@ Three rules are checked before anything is trained:
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -243,7 +242,7 @@ class Plan:
             raise CompositionError(
                 f"'{self.expression}': all parameters stay at the clients, and {acting.name} acts "
                 "on those that are shared.",
-                got=_summary(keeping),
+                got=summary_of(keeping),
                 expected="parameters that are shared",
                 do=f"drop {acting.name}, or keep fewer parameters at the clients",
             )
@@ -358,7 +357,8 @@ def expression_of(parts: Sequence[Part]) -> str:
     return "+".join(terms) or "fedavg"
 
 
-def _summary(part: Part) -> str:
+def summary_of(part: Part) -> str:
+    """Return a part's name, its paper and what it does."""
     line, paper = summary(type(part)), f" ({part.paper})" if part.paper else ""
     return f"{part.name}{paper}" + (f": {line}" if line else "")
 
@@ -382,7 +382,7 @@ def _check_slots(parts: Sequence[Part], expression: str) -> None:
             raise CompositionError(
                 f"'{expression}' puts {len(rivals)} parts in the slot '{ROLES[slot]}', "
                 "which takes one.",
-                got=" and ".join(_summary(part) for part in rivals),
+                got=" and ".join(summary_of(part) for part in rivals),
                 do=f"drop one of {', '.join(part.name for part in rivals)}" + _slot_hint(rivals),
             )
 
@@ -396,68 +396,17 @@ def _slot_hint(rivals: Sequence[Part]) -> str:
 
 def _check_needs(parts: Sequence[Part], provided: frozenset[Capability]) -> None:
     if Capability.LOCAL_STEPS not in provided:
-        _check_own_training(parts)
+        provided -= {Capability.LINEAR_ACCUMULATION}
     for part in parts:
-        for need in sorted(part.needs - provided, key=lambda n: n.name):
+        needs = part.needs | ({Capability.LOCAL_STEPS} if acts_in_steps(part) else set())
+        for need in sorted(needs - provided, key=lambda n: n.name):
             raise CompositionError(
                 f"{part.name} needs {need.name}, which this task or engine does not provide.",
-                got=_summary(part),
+                got=summary_of(part),
                 expected=need.value,
                 do=_NEED_HINTS.get(need, f"drop {part.name}"),
             )
 
-
-def _check_own_training(parts: Sequence[Part]) -> None:
-    """Refuse parts that act inside a local step, or count on what it does: the user makes it."""
-    allowed = [part for part in parts if not _counts_on_steps(part)]
-    for part in parts:
-        if part in allowed:
-            continue
-        roles = [role for role in _IN_STEPS if isinstance(part, role)]
-        why = "it divides by a path of plain gradient steps, which your function need not make"
-        if roles:
-            why = f"its role, {ROLES[roles[0]]}, acts in local steps, which your function makes"
-        nearest = expression_of(allowed) if allowed else _nearest(part, roles)
-        raise CompositionError(
-            f"{part.name} cannot be combined with local training of your own.",
-            got=_summary(part),
-            expected="parts that act at the server, on updates, or on what is sent",
-            why=why,
-            do=f"take {nearest} in its place, or leave out local_training (local.train)",
-        )
-
-
-def _counts_on_steps(part: Part) -> bool:
-    in_steps = any(isinstance(part, role) for role in _IN_STEPS)
-    return in_steps or Capability.LINEAR_ACCUMULATION in part.needs
-
-
-def _nearest(part: Part, roles: Sequence[type]) -> str:
-    """Return a method like a refused part that can be used with the user's own training.
-
-    Args:
-        part: the refused part.
-        roles: those of its roles that act in local steps.
-    """
-    if not roles:
-        return f"{part.name}(length='steps')" if length_hint(part) else "fedavg"
-    if Capability.NOISE in part.needs:
-        return "dpclient"
-    in_file = vars(sys.modules[type(part).__module__]).values()
-    kinds = (kind for kind in in_file if isinstance(kind, type) and issubclass(kind, Part))
-    of_paper = (kind for kind in kinds if getattr(kind, "paper", None) == part.paper)
-    near = [kind.name for kind in of_paper if not issubclass(kind, tuple(_IN_STEPS))]
-    return next(iter([*near, *(_IN_STEPS[role] for role in roles if _IN_STEPS[role])]), "momentum")
-
-
-_IN_STEPS: Mapping[type, str] = {
-    **dict.fromkeys((Phases, LocalModel, FineTuning), "fedper"),
-    ClientOptimiser: "fedadam",
-    **dict.fromkeys((Preparation, Criterion, LossTerm, Penalty, GradientRule), ""),
-    **dict.fromkeys((GradientTransform, StepCorrection, Carry), ""),
-}
-"""Roles that act inside a local step, or make some, each with the method that is most like it among
-those that act elsewhere; "" for the server's momentum."""
 
 _NEED_HINTS = {
     Capability.HEAD: "name the classifier: model.head = '...', or Task(model, head='...')",
@@ -471,6 +420,7 @@ _NEED_HINTS = {
     Capability.PLAIN_LOSS: "take loss = 'cross_entropy': the part puts one of its own in its "
     "place, and class weights, label smoothing or another loss would be lost; or drop the part",
     Capability.SOFT_TARGETS: "use a named loss of labels or quantities, or drop the part",
+    Capability.LOCAL_STEPS: "take a part that acts on updates, or leave out local_training",
 }
 
 
@@ -484,7 +434,7 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
                     f"'{expression}': {part.name} needs {broken.name}, "
                     f"which {breaker.name} breaks.",
                     expected=broken.value,
-                    why=f"{part.name} {WHY.get(broken, 'counts on it')}; {_summary(breaker)}",
+                    why=f"{part.name} {WHY.get(broken, 'counts on it')}; {summary_of(breaker)}",
                     do=f"drop {part.name} or {breaker.name}" + _break_hint(part, breaker),
                 )
 
@@ -506,6 +456,18 @@ _AFTER_UPDATES = (
     *(ServerOptimiser, ServerState, Table),
 )
 """Roles that tell clients what the server made of updates, or act on updates at the server."""
+
+
+def acts_in_steps(part: Part) -> bool:
+    """Return whether a part has a role that acts inside a local step, or makes some."""
+    return any(isinstance(part, role) for role in IN_STEPS)
+
+
+IN_STEPS = (
+    *(Phases, Preparation, LocalModel, Criterion, LossTerm, GradientRule, Penalty),
+    *(GradientTransform, ClientOptimiser, StepCorrection, Carry, FineTuning),
+)
+"""Roles that act inside a local step, or make some."""
 
 
 def acts_on_shared(part: Part) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from torch import Tensor
 
 from fedkeel.errors import CompositionError
+from fedkeel.features.own_training.legality import check_parts
 from fedkeel.method import roles
 from fedkeel.method.compose import compose
 from fedkeel.method.grammar import parse
@@ -43,12 +44,15 @@ def part_of(role: type, name: str) -> roles.Part:
 def test_each_role_goes_or_is_refused(role: type) -> None:
     part = part_of(role, "mine")
     if ROLES[role] not in IN_STEPS:
+        check_parts([part])
         plan = compose([part], WITHOUT_STEPS)
         assert not plan.makes_steps
         return
     assert compose([part], EVERYTHING).makes_steps
-    with pytest.raises(CompositionError, match="mine cannot be combined with") as caught:
+    with pytest.raises(CompositionError, match="mine needs LOCAL_STEPS"):
         compose([part], WITHOUT_STEPS)
+    with pytest.raises(CompositionError, match="mine cannot be combined with") as caught:
+        check_parts([part])
     assert f"its role, {ROLES[role]}, acts in local steps" in str(caught.value)
 
 
@@ -62,13 +66,13 @@ def test_the_nearest_method_can_be_used() -> None:
             except CompositionError:
                 continue  # the two do not go together anyway
             try:
-                parse(plan.expression, WITHOUT_STEPS)
+                check_parts(plan.parts)
             except CompositionError as error:
-                if "local training of your own" not in str(error):
-                    continue
                 nearest = str(error.do).split(" in its place")[0].removeprefix("take ")
                 parse(nearest, WITHOUT_STEPS, "examples")
                 refused[name + beside] = nearest
+            else:
+                assert not parse(plan.expression, WITHOUT_STEPS, "examples").makes_steps
     assert refused["localgc"] == refused["gcfed"] == "gcfed.global"
     assert refused["gradma"] == "gradma.s"
     assert refused["dpsgd"] == "dpclient"
@@ -99,4 +103,4 @@ def test_a_part_may_act_in_steps_by_one_of_its_roles() -> None:
             return {}
 
     with pytest.raises(CompositionError, match="its role, penalty"):
-        compose([Both()], WITHOUT_STEPS)
+        check_parts([Both()])

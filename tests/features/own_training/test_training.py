@@ -358,5 +358,5 @@ def test_a_function_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_budget_for_examples_is_refused() -> None:
     privacy = fk.Privacy(epsilon=5.0, delta=1e-3, unit="example")
-    with pytest.raises(CompositionError, match="cannot be combined with local training"):
+    with pytest.raises(CompositionError, match="dpsgd needs LOCAL_STEPS"):
         run(privacy=privacy, local={"epochs": None, "steps": 2, "sampling": "poisson"})

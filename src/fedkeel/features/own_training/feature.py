@@ -7,6 +7,7 @@ from typing import Self
 
 from fedkeel import config
 from fedkeel.engine.prepared import Draft
+from fedkeel.features.own_training.legality import check_parts
 from fedkeel.features.own_training.training import named_training
 from fedkeel.method.compose import compose
 from fedkeel.method.part import Capability
@@ -30,6 +31,7 @@ class UserTraining(Feature):
             own = named_training(self.settings.local.train, own)
         if own is None:
             return draft
+        check_parts(draft.training.plan.parts)
         provides = draft.provides - {Capability.LOCAL_STEPS}
         plan = compose(draft.training.plan.parts, provides, self.settings.weights)
         training = replace(draft.training, plan=plan)
