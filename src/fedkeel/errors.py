@@ -137,6 +137,10 @@ class StoppedProcess(UserWarning):
     """A process that trains has been stopped by a signal, and is waited for."""
 
 
+class ClusterWarning(UserWarning):
+    """A cluster has lost a node, or its machines differ. The run goes on."""
+
+
 class TrackerFailed(UserWarning):
     """A tracker has failed. The run goes on without it."""
 

@@ -30,7 +30,13 @@ from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
 from fedkeel.cli.tune import tune
-from fedkeel.errors import FedkeelError, SlowWork, StoppedProcess, TrainingError
+from fedkeel.errors import (
+    ClusterWarning,
+    FedkeelError,
+    SlowWork,
+    StoppedProcess,
+    TrainingError,
+)
 
 app = typer.Typer(
     name="fedkeel",
@@ -78,7 +84,7 @@ def _format_warning(
     """Return a warning as it is printed, without a place in the code where that says nothing."""
     from fedkeel.base.settings import RenamedSetting
 
-    if issubclass(category, (RenamedSetting, SlowWork, StoppedProcess)):
+    if issubclass(category, (ClusterWarning, RenamedSetting, SlowWork, StoppedProcess)):
         return f"warning: {message}\n"
     return _python_format(message, category, filename, lineno, line)
 

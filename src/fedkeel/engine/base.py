@@ -239,6 +239,10 @@ class TrainingEngine(Protocol):
     def reasons(self) -> list[str]:
         """Why clients were trained in a plainer way than was asked for."""
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What the run's record warns of: what has happened, and changed no number of a client."""
+
     def train(
         self, message: Message, clients: Ints, report_progress: ReportProgress
     ) -> TrainedCohort:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,11 @@ class KeepsClientStates:
 
     Attributes:
         clients: the clients' states, which the engine sets.
+        warnings: what the run's record warns of.
     """
 
     clients: ClientStates
+    warnings: Sequence[str] = ()
 
     def done(self, clients: Ints) -> Ints:
         """Return [K] local steps that clients have made in earlier rounds."""

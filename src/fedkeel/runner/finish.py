@@ -42,7 +42,11 @@ def server_on_processor(server: Server, lenient: bool) -> tuple[Server, bool]:
 
 
 def ended(
-    record: RunRecord, status: Status, message: str, reasons: Sequence[str], hooks: Sequence[Hooks]
+    record: RunRecord,
+    status: Status,
+    message: str,
+    engine: TrainingEngine | None,
+    hooks: Sequence[Hooks],
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
@@ -50,12 +54,15 @@ def ended(
         record: the record from before.
         status: what became of the run.
         message: why.
-        reasons: why the engine trained clients in a plainer way.
+        engine: says why it trained clients in a plainer way; None where it did not start.
         hooks: of the run's features.
     """
-    every = list(dict.fromkeys([*record.engine.reasons, *reasons]))
-    engine = replace(record.engine, reasons=every)
-    record = replace(record, status=status, message=message, engine=engine)
+    record = replace(record, status=status, message=message)
+    if engine is not None:
+        every = list(dict.fromkeys([*record.engine.reasons, *engine.reasons]))
+        warnings = list(dict.fromkeys([*record.warnings, *engine.warnings]))
+        choice = replace(record.engine, reasons=every)
+        record = replace(record, engine=choice, warnings=warnings)
     for each in hooks:
         record = each.ended(record)
     return record

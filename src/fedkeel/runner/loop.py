@@ -220,8 +220,7 @@ class RoundLoop:
         """Save the run and tell the callbacks; `lenient` after an error, which matters more."""
         self._server, is_lost = server_on_processor(self._server, lenient)
         self._checkpoints = None if is_lost else self._checkpoints
-        reasons = [] if engine is None else engine.reasons
-        self._record = ended(self._record, status, message, reasons, self._hooks)
+        self._record = ended(self._record, status, message, engine, self._hooks)
         server = self._server
         result = Result(
             self._record,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from fedkeel.engine.base import OwnTraining
 from fedkeel.engine.choose.engine_rule import choose_engine
 from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.process.affinity import core_count
+from fedkeel.engine.process.affinity import core_count, processor_name
 from fedkeel.errors import counted
 from fedkeel.method.compose import roles_of
 from fedkeel.method.docs.cite import bibtex, keys
@@ -197,19 +196,10 @@ def environment() -> Environment:
         torch=str(torch.__version__),
         numpy=np.__version__,
         system=f"{platform.system()} {platform.machine()}",
-        processor=_processor(),
+        processor=processor_name(),
         cores=core_count(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.processor()
 
 
 def _part_record(part: Part) -> PartRecord:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 def core_count() -> int:
@@ -19,6 +21,16 @@ def core_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """Return the name of this machine's processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.processor()
 
 
 def free_core(taken: Collection[int | None]) -> int | None:

@@ -18,6 +18,7 @@ from fedkeel.engine.process.numerics import set_numerics
 from fedkeel.engine.process.shared_memory import allocate_aligned, private_memory
 from fedkeel.engine.process.work_items import EvaluateItem, TrainItem, WorkItem, work_error
 from fedkeel.engine.ray.cluster import PickledSetup, unpickled
+from fedkeel.engine.ray.watch import Machine, this_machine
 from fedkeel.engine.rehearsal import client_state_spec
 from fedkeel.engine.reply_rows import PackedRows, ReplyRows
 from fedkeel.engine.spec import TensorSpec
@@ -94,8 +95,9 @@ class Actor:
         self._message = TensorBuffers(message, None, private_memory)
         self._message_number = 0
 
-    def ready(self) -> None:
-        """Tell that the actor has started."""
+    def ready(self) -> Machine:
+        """Tell that the actor has started, and where."""
+        return this_machine()
 
     def do(
         self, item: WorkItem, message: tuple[int, RowBytes], states: StateRows | None

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import pickle
-import socket
+import re
 import subprocess
 import sys
 import warnings
@@ -28,10 +28,13 @@ from torch import Tensor
 from fedkeel.data.values import tensors_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.process.interrupts import handlers_kept
+from fedkeel.engine.ray.watch import check_answer
 from fedkeel.errors import RunError
 
-ANSWER_SECONDS = 5.0
-"""Seconds in which a cluster has to answer."""
+_WORDS = ("auto", "local")
+"""Addresses by which Ray looks for a cluster of this machine, or starts one."""
+
+_PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 
 
 def module() -> Any:  # noqa: ANN401 - Ray is not installed everywhere, so it has no types here
@@ -53,6 +56,24 @@ def module() -> Any:  # noqa: ANN401 - Ray is not installed everywhere, so it ha
         ) from error
 
 
+def head_address(address: str | None) -> str | None:
+    """Return HOST:PORT of an address; None where it says only how Ray finds a cluster.
+
+    Raises:
+        RunError: it has another form.
+    """
+    if address in (None, *_WORDS):
+        return None
+    place = address.removeprefix("ray://")
+    if not _PLACE.fullmatch(place):
+        raise RunError(
+            "engine.address is not an address of a Ray cluster.",
+            got=repr(address),
+            expected="HOST:PORT, as 'ray start --head' prints it, or 'auto'",
+        )
+    return place
+
+
 @contextmanager
 def connected(address: str | None, workers: int) -> Iterator[Any]:
     """Connect to Ray in this context; an existing connection is used and stays.
@@ -62,16 +83,17 @@ def connected(address: str | None, workers: int) -> Iterator[Any]:
         workers: cores of a Ray that is started here.
 
     Raises:
-        RunError: Ray is not installed, or there is none at the address.
+        RunError: Ray is not installed, or there is none at the address, or it is no address.
     """
-    ray = module()
+    ray, place = module(), head_address(address)
     if ray.is_initialized():
         yield ray
         return
     try:
         with handlers_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _connect(ray, address, workers)
+            _connect(ray, address, place, workers)
+            ray._private.worker._worker_logs_enabled = False  # dumps of what has died, to stdout
             gc.collect()  # Ray leaves files open, which Python would warn of later
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if ray.is_initialized():
@@ -91,19 +113,14 @@ def connected(address: str | None, workers: int) -> Iterator[Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.shutdown()
+        ray._private.worker._worker_logs_enabled = True
 
 
-def _probe(address: str) -> None:
-    """Raise OSError where nobody answers at HOST:PORT: Ray itself would try for a minute."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
-
-
-def _connect(ray: Any, address: str | None, workers: int) -> None:  # noqa: ANN401
+def _connect(ray: Any, address: str | None, place: str | None, workers: int) -> None:  # noqa: ANN401
     common = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if place is not None:
+        check_answer(place)
     if address is not None:
-        _probe(address)
         ray.init(address=address, **common)
         return
     ray.init(

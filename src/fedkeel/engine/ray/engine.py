@@ -3,11 +3,12 @@
 The setup and each round's message are put into Ray's object store once, and every node reads them
 there. With a work item an actor receives what its clients keep, and it sends their rows back.
 Client state stays in this process. An actor that dies is replaced, and its clients are trained
-again.
+again. So are those of a node that is lost, by the actors of others.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ from fedkeel.engine.process.work_items import (
     training_items,
 )
 from fedkeel.engine.ray.actor import Actor, StateRows, WorkResult
-from fedkeel.engine.ray.cluster import connected, pickled, reason
+from fedkeel.engine.ray.cluster import connected, head_address, pickled, reason
+from fedkeel.engine.ray.watch import CHECK_SECONDS, Machine, Watch
 from fedkeel.engine.rehearsal import client_state_spec
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.spec import TensorSpec, specs_of
@@ -109,6 +111,8 @@ class Ray(KeepsClientStates):
         with ExitStack() as stack:
             self._ray = stack.enter_context(connected(address, workers))
             stack.callback(self._end)
+            self._watch = Watch(self._ray, head_address(address))
+            self.warnings = self._watch.warnings
             setup_handle = self._ray.put(pickled(setup))
             self._arguments = (setup_handle, dict(spec), message_spec, capacity, parallel_clients)
             self._class = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
@@ -215,7 +219,11 @@ class Ray(KeepsClientStates):
         """Wait until an actor has answered, or several have."""
         waiting = {worker.answer: worker for worker in self._workers if worker.answer is not None}
         at_work = any(worker.item for worker in self._workers)
-        ready, _ = self._ray.wait(list(waiting), timeout=None if at_work else START_SECONDS)
+        ready: list[Any] = []
+        began = time.monotonic()
+        while not ready and (at_work or time.monotonic() - began < START_SECONDS):
+            self._watch.wait_for_head()
+            ready, _ = self._ray.wait(list(waiting), timeout=min(CHECK_SECONDS, START_SECONDS))
         if not ready:
             raise RunError(
                 "Ray has no free core for an actor.",
@@ -235,13 +243,14 @@ class Ray(KeepsClientStates):
         """Take an actor's answer; replace the actor if it died."""
         item, errors = worker.item, self._ray.exceptions
         try:
-            result: WorkResult | None = self._ray.get(worker.answer)
+            result: WorkResult | Machine = self._ray.get(worker.answer)
         except (errors.RayActorError, errors.ObjectLostError) as error:
             self._replace(worker, queue, error)
             return
         self._failed_starts = 0
         worker.item = worker.answer = None
-        if item is None or result is None:
+        if isinstance(result, Machine):
+            self._watch.add_machine(result)
             return
         if result.error is not None:
             raise result.error
@@ -255,6 +264,8 @@ class Ray(KeepsClientStates):
 
     def _replace(self, worker: _Worker, queue: WorkQueue, error: Exception) -> None:
         """Start a new actor in place of one that died, and give out its work again."""
+        self._watch.wait_for_head(now=True)
+        self._watch.count_nodes()
         self._workers.remove(worker)
         self._ray.kill(worker.actor)
         if worker.item is not None:
