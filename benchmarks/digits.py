@@ -22,8 +22,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedkeel.base.values import only_tensor
 from fedkeel.config import Experiment, load
-from fedkeel.data.values import only_tensor
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.method.registry import REGISTRY

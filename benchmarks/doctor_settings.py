@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.base.values import only_tensor
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
-from fedkeel.data.values import only_tensor
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.task.models.mlp import mlp
 from fedkeel.task.models.norm import Norm

@@ -32,11 +32,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.base.values import only_tensor
 from fedkeel.config import Data
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.read.hugging_face import load_any
 from fedkeel.data.read.user_data import dataset
-from fedkeel.data.values import only_tensor
 
 SEEDS, TUNED_ON = (0, 1, 2), 10
 SERVERS = ("waits for all", "first 20 of 26", "fedbuff(buffer=10)", "fedasync(alpha=0.6)")

@@ -4,9 +4,9 @@ A name is loaded when it is first used: torch takes seconds, and `fedkeel --help
 """
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fedkeel.base.lazy import loaded_when_used
 from fedkeel.version import __version__ as __version__
 
 # both are read once, with torch or its first tensor
@@ -98,13 +98,7 @@ __all__ = [*_PUBLIC, "__version__"]
 
 
 if not TYPE_CHECKING:  # a checker is to know the names above, and no others
-
-    def __getattr__(name: str) -> object:
-        """Load a public name."""
-        if name not in _PUBLIC:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
-        return value
+    __getattr__ = loaded_when_used(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from fedkeel.base.lazy import Tensor, torch
 
 Tree = dict[str, Tensor]
 """Parameter name -> tensor, in the module's own order."""
@@ -40,7 +40,7 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float | Tensor 
     >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, scale=0.5)
     {'w': tensor([2.])}
     """
-    if isinstance(scale, Tensor):
+    if isinstance(scale, torch.Tensor):
         return {k: v + scale * b[k] for k, v in a.items()}
     return {k: torch.add(v, b[k], alpha=scale) for k, v in a.items()}
 
@@ -52,7 +52,7 @@ def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 
 def scale(a: Mapping[str, Tensor], factor: float | Tensor) -> Tree:
     """Return factor * a."""
-    if isinstance(factor, Tensor):
+    if isinstance(factor, torch.Tensor):
         return {k: v * factor.to(v.dtype) for k, v in a.items()}
     return {k: v * factor for k, v in a.items()}
 
@@ -140,7 +140,7 @@ def where(mask: Tensor, a: State, b: State) -> State:
     out: State = {}
     for k, v in a.items():
         w = b.get(k)
-        if isinstance(v, Tensor) and isinstance(w, Tensor):
+        if isinstance(v, torch.Tensor) and isinstance(w, torch.Tensor):
             out[k] = torch.where(mask, v, w)
         elif isinstance(v, dict) and isinstance(w, dict):
             out[k] = where(mask, v, w)
@@ -151,7 +151,7 @@ def where(mask: Tensor, a: State, b: State) -> State:
 
 def map_tensors(f: Callable[[Tensor], Tensor], state: Mapping[str, Tensor | State]) -> State:
     """Return `state` with `f` applied to every tensor."""
-    return {k: f(v) if isinstance(v, Tensor) else map_tensors(f, v) for k, v in state.items()}
+    return {k: f(v) if isinstance(v, torch.Tensor) else map_tensors(f, v) for k, v in state.items()}
 
 
 def walk(state: Mapping[str, Tensor | State], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -164,7 +164,7 @@ def walk(state: Mapping[str, Tensor | State], prefix: str = "") -> Iterator[tupl
     ['a/w', 'n']
     """
     for k, v in state.items():
-        if isinstance(v, Tensor):
+        if isinstance(v, torch.Tensor):
             yield prefix + k, v
         elif isinstance(v, Mapping):
             yield from walk(v, f"{prefix}{k}/")
@@ -202,18 +202,18 @@ def stack(states: Sequence[Mapping[str, Tensor | State]]) -> State:
 
 def tensors(state: Mapping[str, Tensor | State]) -> Tree:
     """Return the tensors of a state, without its nested states."""
-    return {k: v for k, v in state.items() if isinstance(v, Tensor)}
+    return {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
 
 
 def substates(state: Mapping[str, Tensor | State]) -> dict[str, State]:
     """Return the nested states of a state, without its tensors."""
-    return {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+    return {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
 
 
 def substate(state: Mapping[str, Tensor | State], name: str) -> State:
     """Return the nested state under `name`, empty where there is none."""
     value = state.get(name, {})
-    return {} if isinstance(value, Tensor) else value
+    return {} if isinstance(value, torch.Tensor) else value
 
 
 def leaves(state: Mapping[str, Tensor | State], name: str) -> Tree:
@@ -225,7 +225,7 @@ def leaves(state: Mapping[str, Tensor | State], name: str) -> Tree:
     below = state.get(name)
     if not isinstance(below, Mapping):
         raise TypeError(f"the state holds no tree {name!r}, but {list(state)}")
-    out = {k: v for k, v in below.items() if isinstance(v, Tensor)}
+    out = {k: v for k, v in below.items() if isinstance(v, torch.Tensor)}
     if len(out) < len(below):
         raise TypeError(f"{name!r} is not a tree of tensors")
     return out
@@ -238,7 +238,7 @@ def leaf(state: Mapping[str, Tensor | State], name: str) -> Tensor:
         TypeError: it holds no tensor there.
     """
     value = state.get(name)
-    if not isinstance(value, Tensor):
+    if not isinstance(value, torch.Tensor):
         raise TypeError(f"the state holds no tensor {name!r}, but {list(state)}")
     return value
 

@@ -16,10 +16,10 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import CompositionError
-from fedkeel.method import plugins
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.grammar import parse, read_terms
 from fedkeel.method.part import Part
+from fedkeel.method.part_digests import user_part_digests
 from fedkeel.method.parts import index
 from fedkeel.runner.prepare import prepare
 from toys import deadline, forget
@@ -245,7 +245,7 @@ def test_several_parts_are_one_method(here: Path) -> None:
 def test_a_part_of_fedkeel_by_its_path_is_that_part() -> None:
     plan = parse("fedkeel.method.parts.fedprox:FedProx(mu=0.5)")
     assert plan.expression == "fedprox(mu=0.5)"
-    assert plugins.user_part_digests(plan.parts) == {}
+    assert user_part_digests(plan.parts) == {}
 
 
 # --- entry points ----------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_the_files_of_all_classes_count(here: Path) -> None:
     text = PARTS.split("@dataclass")[0] + "from mine import Slow\n\n"
     text += "@dataclass(frozen=True)\nclass Child(Slow):\n    name: ClassVar[str] = 'child'\n"
     (here / "child.py").write_text(text)
-    assert set(plugins.user_part_digests(parse("fedprox+child:Child").parts)) == {"mine", "child"}
+    assert set(user_part_digests(parse("fedprox+child:Child").parts)) == {"mine", "child"}
 
 
 def _name_of(part: Part) -> str:

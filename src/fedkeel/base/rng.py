@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from fedkeel.base.lazy import torch
 
 Words = NDArray[np.uint32]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedkeel.base.named_code import ImportTarget, import_object
 from fedkeel.base.rng import generator, seed_torch, torch_seed
 from fedkeel.base.user_code import one_line, where_raised
-from fedkeel.data.values import Values, copy_of, tensors_of
+from fedkeel.base.values import Values, copy_of, tensors_of
 from fedkeel.errors import DataError, FedkeelError
 
 Transform = Callable[[Any, Any, np.random.Generator], tuple[Any, Any]]

@@ -13,6 +13,16 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedkeel.base.values import (
+    Values,
+    count_of,
+    map_values,
+    only_tensor,
+    rows_of,
+    shape_of,
+    shape_text,
+    tensors_of,
+)
 from fedkeel.data.arrays_in_files import bytes_or_digest
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.data.user_arrays import Ints as Ints
@@ -22,16 +32,6 @@ from fedkeel.data.user_arrays import (
     as_tensor,
     as_tokens,
     first_nonfinite_row,
-)
-from fedkeel.data.values import (
-    Values,
-    count_of,
-    map_values,
-    only_tensor,
-    rows_of,
-    shape_of,
-    shape_text,
-    tensors_of,
 )
 from fedkeel.errors import DataError
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.base.fingerprint.reached_values import Description
+from fedkeel.base.values import tensors_of
 from fedkeel.config import Precision
 from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
-from fedkeel.data.values import tensors_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.local_loop import ClientRound, LocalState

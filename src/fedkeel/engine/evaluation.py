@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.base.rng import seed_torch, torch_seed
+from fedkeel.base.values import Values, copy_of, rows_of
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import Values, copy_of, rows_of
 from fedkeel.engine.base import Split, TrainingSetup
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints

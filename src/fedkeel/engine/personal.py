@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.base.rng import seed_torch, torch_seed
-from fedkeel.data.values import Values, count_of, only_tensor, rows_of
+from fedkeel.base.values import Values, count_of, only_tensor, rows_of
 from fedkeel.engine.base import ClientJob, PersonalScores, ServerModel, TrainingSetup
 from fedkeel.engine.client_inputs import client_info, take_examples
 from fedkeel.engine.evaluation import Predict, joined, split_examples

@@ -24,7 +24,7 @@ from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.features.attackers.feature import adversary_of, attack_of
 from fedkeel.features.budget.feature import privacy_of
 from fedkeel.flower.wire import Header
-from fedkeel.method.plugins import user_part_digests
+from fedkeel.method.part_digests import user_part_digests
 from fedkeel.method.server_round import server_message
 from fedkeel.task.network import Network
 from fedkeel.tree import walk

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar, ParamSpec, Protocol, TypeVar
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.part import Capability, Part
@@ -194,12 +192,14 @@ def _difference(result: object, params: Tree) -> str:
 
 
 def _has_form(value: object, like: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == like.shape and value.dtype == like.dtype
+    return (
+        isinstance(value, torch.Tensor) and value.shape == like.shape and value.dtype == like.dtype
+    )
 
 
 def _form(value: object) -> str:
     """Return the shape and type of a tensor in words, or the type of another object."""
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return f"{list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     return f"an object of type {type(value).__name__}"
 
@@ -245,7 +245,7 @@ def check_losses(part: Named, result: Tensor, examples: int) -> Tensor:
     Raises:
         TrainingError: names the part and what it returned.
     """
-    if isinstance(result, Tensor) and result.shape in ((examples,), ()):
+    if isinstance(result, torch.Tensor) and result.shape in ((examples,), ()):
         return result
     raise TrainingError(
         f"{part.name} ({type(part).__name__}) does not return a value for each example.",

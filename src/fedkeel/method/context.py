@@ -11,26 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.base.rng import generator
+from fedkeel.base.values import Values
 from fedkeel.config import Local
-from fedkeel.data.values import Values
 from fedkeel.errors import CompositionError
 from fedkeel.method import checks
 from fedkeel.method.checks import call
 from fedkeel.method.part import Capability
-from fedkeel.method.per_example import map_examples
 from fedkeel.solve.span import Span
 from fedkeel.task.batch import Batch, Output, batch_mean
-from fedkeel.task.network import Autograd, Network
 from fedkeel.tree import Groups, State, Tree
+
+if TYPE_CHECKING:
+    from fedkeel.task.network import Autograd, Network  # of which a part's declaration has no need
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -350,6 +350,7 @@ class Step:
 
         Padded examples have one too. The first call of a step has its loss recorded.
         """
+        from fedkeel.method.per_example import map_examples
 
         def one(x: Values, y: Values) -> tuple[Tree, Tensor]:
             of_one = replace(self, batch=Batch.of_one(x, y))
@@ -556,7 +557,7 @@ class Round:
         Raises:
             ValueError: `value` is a tensor of several numbers.
         """
-        if not isinstance(value, Tensor):
+        if not isinstance(value, torch.Tensor):
             value = next(iter(self.end.values())).new_tensor(float(value))
         if value.ndim:
             raise ValueError(f"{name!r} is one number for a client; got {list(value.shape)}")
@@ -579,7 +580,7 @@ class Population:
     per_round: int
     classes: int = 0
     features: int = 0
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = field(default_factory=lambda: torch.float32)
 
     @classmethod
     def of(cls, network: Network, clients: int, per_round: int) -> Population:

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.config import Local
 from fedkeel.tree import State, Tree, leaf, leaves, substate, tensors
 
@@ -31,7 +29,7 @@ class LocalOptimiser(ABC):
 
 def descend(params: Tree, direction: Tree, lr: float | Tensor) -> Tree:
     """Return params - lr * direction."""
-    if isinstance(lr, Tensor):
+    if isinstance(lr, torch.Tensor):
         return {k: v - lr * direction[k] for k, v in params.items()}
     return {k: torch.sub(v, direction[k], alpha=lr) for k, v in params.items()}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import torch
-
+from fedkeel.base.lazy import torch
 from fedkeel.config import Local
 from fedkeel.method.local_optimiser import OPTIMISERS, LocalOptimiser, LocalSGD
 from fedkeel.tree import Tree

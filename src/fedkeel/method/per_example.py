@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedkeel import tree
 from fedkeel.base.dispatch import grad
-from fedkeel.data.values import Values, example, tensors_of
+from fedkeel.base.values import Values, example, tensors_of
 from fedkeel.errors import ModelError
 from fedkeel.task.batch import Batch
 from fedkeel.task.network import Network

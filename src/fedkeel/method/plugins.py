@@ -15,12 +15,11 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeGuard
 
-from fedkeel.base.fingerprint.reached_values import Describer, Description
-from fedkeel.base.fingerprint.source_digest import digest_of, module_digest
+from fedkeel.base.fingerprint.source_digest import module_digest
 from fedkeel.base.named_code import ImportTarget, import_object
 from fedkeel.base.user_code import one_line
 from fedkeel.errors import CompositionError
@@ -58,31 +57,6 @@ def expression_name(part: Part) -> str:
     return f"{kind.__module__}:{kind.__qualname__}" if _is_user_class(kind) else part.name
 
 
-def user_part_digests(parts: Iterable[Part]) -> dict[str, str]:
-    """Return digests of the parts outside the package, by the modules in which they are written.
-
-    They change with the files there, with the user's files that these import, and with every value
-    that the parts' code can reach, see `fedkeel.base.fingerprint.reached_values`.
-    """
-    return digests_of_modules(describe_user_parts(parts))
-
-
-def digests_of_modules(descriptions: Mapping[str, Description]) -> dict[str, str]:
-    """Return a digest of each module that `describe_user_parts` has described, and of its file."""
-    return {
-        module: digest_of(f"{_digest(module)} {description.text}")
-        for module, description in descriptions.items()
-    }
-
-
-def describe_user_parts(parts: Iterable[Part]) -> dict[str, Description]:
-    """Return a description of the parts outside the package, by their modules.
-
-    It follows all values that they can reach; `user_modules` does not.
-    """
-    return {module: _description(kinds) for module, kinds in user_modules(parts).items()}
-
-
 def user_modules(parts: Iterable[Part]) -> dict[str, list[type[Part]]]:
     """Return the classes of parts outside the package, by the modules in which they are written."""
     kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
@@ -90,11 +64,6 @@ def user_modules(parts: Iterable[Part]) -> dict[str, list[type[Part]]]:
     for kind in sorted(filter(_is_user_class, kinds), key=lambda kind: kind.__qualname__):
         by_module.setdefault(kind.__module__, []).append(kind)
     return {module: by_module[module] for module in sorted(by_module)}
-
-
-def _description(kinds: Iterable[type[Part]]) -> Description:
-    describer = Describer()
-    return describer.description(" ".join([describer.describe(kind) for kind in kinds]))
 
 
 def _is_user_class(kind: type) -> bool:
@@ -141,7 +110,7 @@ def _check_part(path: str, kind: object) -> type[Part]:
             f"method {path!r}: {kind.__name__} {flaw}.",
             do="see docs/guides/write-a-method.md for a whole part",
         )
-    _digest(kind.__module__)  # of the file as it is now: it may change later
+    file_digest_of(kind.__module__)  # of the file as it is now: it may change later
     _keep_importable(kind)
     return kind
 
@@ -210,7 +179,7 @@ def _is_unset(kind: type[Part], name: str) -> bool:
     return name in _annotated(kind) and not hasattr(kind, name)
 
 
-def _digest(module: str) -> str:
+def file_digest_of(module: str) -> str:
     """Return the digest of a module, as it was when it was loaded.
 
     Raises:

@@ -1,16 +1,19 @@
-"""Every method with its parts, imported. `index` lists the names without importing them."""
+"""Every method with its parts, imported when asked for. `index` lists what there is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.part import Part
-from fedkeel.method.parts.index import ALIASES, METHODS, Listed, installed_methods
+from fedkeel.method.parts.index import ALIASES, METHODS, installed_methods
 from fedkeel.method.plugins import load_parts
+
+_HOME = "fedkeel.method.parts."
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,16 @@ class Recipe:
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def _recipe(entry: Listed) -> Recipe:
-    return Recipe(
-        entry.paper, entry.title, _by_short_name(map(_import, entry.parts.values())), entry.defaults
-    )
+@cache
+def _recipe(name: str) -> Recipe:
+    entry = METHODS[name]
+    parts = _by_short_name(map(_import, entry.parts.values()))
+    return Recipe(entry.paper, entry.title, parts, entry.defaults)
 
 
 def _import(path: str) -> type[Part]:
     module, _, name = path.partition(":")
-    kind: type[Part] = getattr(import_module(f"fedkeel.method.parts.{module}"), name)
+    kind: type[Part] = getattr(import_module(_HOME + module), name)
     return kind
 
 
@@ -50,8 +54,19 @@ def _by_short_name(kinds: Iterable[type[Part]]) -> dict[str, type[Part]]:
     return {kind.name.rpartition(".")[2]: kind for kind in kinds}
 
 
-REGISTRY: Mapping[str, Recipe] = {name: _recipe(entry) for name, entry in METHODS.items()}
-"""Every method by name, in the order in which they are listed."""
+class _Registry(Mapping[str, Recipe]):
+    def __getitem__(self, name: str) -> Recipe:
+        return _recipe(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(METHODS)
+
+    def __len__(self) -> int:
+        return len(METHODS)
+
+
+REGISTRY: Mapping[str, Recipe] = _Registry()
+"""Every method by name, in the order in which they are listed; its parts are then imported."""
 
 
 def find_recipe(name: str) -> Recipe | None:
@@ -75,10 +90,13 @@ def find_recipe(name: str) -> Recipe | None:
 
 def _user_recipe(path: str) -> Recipe:
     kinds = load_parts(path)
-    registered = {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}
-    reserved_names = {*REGISTRY, *ALIASES, *(kind.name for kind in registered)}
+    listed = {
+        name: _HOME + path for entry in METHODS.values() for name, path in entry.parts.items()
+    }
+    reserved_names = {*METHODS, *ALIASES, *listed}
     for kind in kinds:
-        if kind not in registered and kind.name in reserved_names:
+        is_listed = f"{kind.__module__}:{kind.__qualname__}" in listed.values()
+        if kind.name in reserved_names and not is_listed:
             raise CompositionError(
                 f"method {path!r}: {kind.__name__} calls itself '{kind.name}'.",
                 why="a method of fedkeel has that name, for its state and its messages",

@@ -23,8 +23,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
+from fedkeel.base.lazy import Tensor
 from fedkeel.config import Local
 from fedkeel.method.context import Arrival, Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.local_optimiser import LocalOptimiser

@@ -8,10 +8,10 @@ import torch
 from fedkeel import config
 from fedkeel.base.memory import format_bytes, free_memory
 from fedkeel.base.user_code import one_line
+from fedkeel.base.values import rows_of
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
-from fedkeel.data.values import rows_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples
 from fedkeel.errors import ConfigError, ModelError, counted

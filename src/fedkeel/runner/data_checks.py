@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import zip_longest
 
+from fedkeel.base.values import shape_of, shape_text
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import shape_of, shape_text
 from fedkeel.errors import DataError, ModelError, counted
 from fedkeel.task.losses import (
     cross_entropy,

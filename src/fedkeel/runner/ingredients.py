@@ -9,11 +9,11 @@ from functools import partial
 from torch import nn
 
 from fedkeel import config
+from fedkeel.base.values import shape_of
 from fedkeel.data.augment import named_transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.hugging_face import load_any
-from fedkeel.data.values import shape_of
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.task.losses import (
     OF_QUANTITIES,

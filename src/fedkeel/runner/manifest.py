@@ -20,7 +20,7 @@ from fedkeel.method.compose import roles_of
 from fedkeel.method.docs.cite import bibtex, keys
 from fedkeel.method.docs.describe import describe
 from fedkeel.method.part import Part
-from fedkeel.method.plugins import user_part_digests
+from fedkeel.method.part_digests import user_part_digests
 from fedkeel.records.histogram import is_large
 from fedkeel.records.run_record import (
     DataRecord,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from fedkeel.data.values import only_tensor
+from fedkeel.base.values import only_tensor
 from fedkeel.engine.base import TrainingEngine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.method.round_values import Server

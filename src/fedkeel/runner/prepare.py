@@ -12,11 +12,11 @@ import torch
 
 from fedkeel import config
 from fedkeel.base.fingerprint.reached_values import Description, describe_value
+from fedkeel.base.values import rows_of
 from fedkeel.data.augment import check_transform
 from fedkeel.data.cohort import numbered
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
-from fedkeel.data.values import rows_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.choose.evaluation import check_evaluation
 from fedkeel.engine.choose.memory import check_server, choose_place, evaluation_batch
@@ -28,7 +28,7 @@ from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import check_optimiser, check_sampling
 from fedkeel.method.local_training import ClientTraining
-from fedkeel.method.plugins import describe_user_parts, digests_of_modules
+from fedkeel.method.part_digests import describe_user_parts, digests_of_modules
 from fedkeel.method.provided import provided_capabilities
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message

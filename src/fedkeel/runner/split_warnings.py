@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.base.values import tensors_of
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.catalogue import SOURCES
-from fedkeel.data.values import tensors_of
 from fedkeel.errors import counted
 
 MAX_NUMBERS, MAX_EXAMPLES = 20_000_000, 100_000

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from fedkeel.base.values import rows_of, tensors_of
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import rows_of, tensors_of
 from fedkeel.engine.prepared import Prepared
 from fedkeel.task.losses import (
     IGNORED,

@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+from fedkeel.base.lazy import Tensor
 
 Floats = NDArray[np.float64]
 Axes = Literal["input", "kernel", "output", "all", "channels", "output_channels", "output_kernel"]

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from fedkeel.base.lazy import Tensor, torch
 
 Floats = NDArray[np.float64]
 

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.tree import Tree
 
 Floats = NDArray[np.float64]

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel.base.named_files import expanded, writing
+from fedkeel.base.values import only_tensor
 from fedkeel.config import Data, build, toml
 from fedkeel.config.settings import Experiment
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.read.hugging_face import load_any
 from fedkeel.data.read.survey import TableSurvey, survey_tables
 from fedkeel.data.read.tables import TABLE_SUFFIXES
-from fedkeel.data.values import only_tensor
 from fedkeel.errors import ConfigError, counted
 from fedkeel.runner.ingredients import ingredients
 from fedkeel.runner.prepare import prepare

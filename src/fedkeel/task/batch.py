@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from fedkeel.data.values import Values, count_of, map_values, only_tensor, rows_of, tensors_of
+from fedkeel.base.lazy import Tensor, torch
+from fedkeel.base.values import Values, count_of, map_values, only_tensor, rows_of, tensors_of
 from fedkeel.errors import ModelError
 from fedkeel.task.outputs import Outputs, scores_of
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeel.data.values import Values
+from fedkeel.base.values import Values
 
 TensorPlace = tuple[dict[str, Any], str]
 """A module's own table of tensors, and the key in it."""

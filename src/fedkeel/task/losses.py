@@ -7,14 +7,10 @@ the batch, []. Named losses look at `scores_of` the output.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
+from fedkeel.base.lazy import F, Tensor, torch
 from fedkeel.base.named_code import ImportTarget, import_object
-from fedkeel.data.values import Values, count_of, rows_of
+from fedkeel.base.values import Values, count_of, rows_of
 from fedkeel.errors import ModelError, did_you_mean
 from fedkeel.task.outputs import Outputs, Target, map_output, scores_of
 
@@ -224,7 +220,7 @@ _IMPORTED = ImportTarget(
     noun="loss",
     error=ModelError,
     example="for the function my_loss in my_losses.py write 'my_losses:my_loss'",
-    is_kind=lambda value: isinstance(value, nn.Module),
+    is_kind=lambda value: isinstance(value, torch.nn.Module),
     kind="a function of (output, target), or a torch.nn.Module that was made",
     write="write a function of (output, target) there",
     arguments=2,
@@ -254,7 +250,7 @@ def make_loss(given: str | Loss) -> Loss:
             expected="a name, or (output, target) -> losses [B]",
             do="e.g. 'mse', or torch.nn.CrossEntropyLoss(reduction='none')",
         )
-    learns = isinstance(given, nn.Module) and [
+    learns = isinstance(given, torch.nn.Module) and [
         name for name, p in given.named_parameters() if p.requires_grad
     ]
     if learns:
@@ -291,13 +287,13 @@ def picked_cross_entropy(output: Outputs, y: Tensor) -> Tensor:
 
 
 SOFT_TARGETS: dict[Loss, Callable[[Tensor], Tensor]] = {
-    cross_entropy: partial(torch.softmax, dim=1),
-    token_cross_entropy: partial(torch.softmax, dim=-1),
+    cross_entropy: lambda scores: scores.softmax(dim=1),
+    token_cross_entropy: lambda scores: scores.softmax(dim=-1),
     mse: lambda scores: scores,
     l1: lambda scores: scores,
     huber: lambda scores: scores,
-    bce: torch.sigmoid,
-    poisson: torch.exp,
+    bce: lambda scores: scores.sigmoid(),
+    poisson: lambda scores: scores.exp(),
 }
 """What makes of scores a target of the same loss: probabilities, or quantities."""
 
@@ -320,18 +316,18 @@ def named_like(loss: Loss) -> Loss:
 
     So metrics and predictions read the scores of `torch.nn.PoissonNLLLoss` as logarithms, too.
     """
-    if isinstance(loss, nn.CrossEntropyLoss):
+    if isinstance(loss, torch.nn.CrossEntropyLoss):
         return cross_entropy
-    if isinstance(loss, nn.BCEWithLogitsLoss):
+    if isinstance(loss, torch.nn.BCEWithLogitsLoss):
         return bce
-    if isinstance(loss, nn.PoissonNLLLoss) and loss.log_input:
+    if isinstance(loss, torch.nn.PoissonNLLLoss) and loss.log_input:
         return poisson
     return loss
 
 
 def is_plain_cross_entropy(loss: Loss) -> bool:
     """Return whether a loss is the cross-entropy without weights, smoothing or labels left out."""
-    if isinstance(loss, nn.CrossEntropyLoss):
+    if isinstance(loss, torch.nn.CrossEntropyLoss):
         return loss.weight is None and not loss.label_smoothing and loss.ignore_index == IGNORED
     return loss in (cross_entropy, F.cross_entropy)
 

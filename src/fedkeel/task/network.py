@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedkeel.base.dispatch import grad
 from fedkeel.base.matmul import linear_layers
-from fedkeel.data.values import (
+from fedkeel.base.values import (
     Values,
     copy_of,
     count_of,

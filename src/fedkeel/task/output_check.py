@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedkeel.base.user_code import one_line, where_raised
+from fedkeel.base.values import Values, count_of, joined, rows_of, shape_text, tensors_of
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.user_arrays import remedy_for_labels
-from fedkeel.data.values import Values, count_of, joined, rows_of, shape_text, tensors_of
 from fedkeel.errors import DataError, ModelError, counted, first_line
 from fedkeel.task.losses import OF_QUANTITIES, cross_entropy
 from fedkeel.task.network import Network

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from fedkeel.base.lazy import Tensor, torch
 
 Outputs = Any
 """What a module returns for a batch: the loss and the metrics of a task receive it unchanged."""
@@ -24,7 +24,7 @@ def scores_of(output: Outputs) -> Tensor:
     Raises:
         TypeError: there is no tensor in it.
     """
-    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), torch.Tensor):
         scores: Tensor = output["logits"]
         return scores
     tensors = tensors_in(output)
@@ -35,7 +35,7 @@ def scores_of(output: Outputs) -> Tensor:
 
 def tensors_in(output: Outputs) -> list[Tensor]:
     """Return the tensors of an output, in order."""
-    if isinstance(output, Tensor):
+    if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, Mapping):
         output = list(output.values())
@@ -46,7 +46,7 @@ def tensors_in(output: Outputs) -> list[Tensor]:
 
 def map_output(function: Callable[[Tensor], Tensor], output: Outputs) -> Outputs:
     """Return an output with a function of each of its tensors."""
-    if isinstance(output, Tensor):
+    if isinstance(output, torch.Tensor):
         return function(output)
     if isinstance(output, Mapping):
         items = {key: map_output(function, value) for key, value in output.items()}
@@ -65,7 +65,7 @@ def describe_output(output: Outputs) -> str:
     >>> describe_output({"logits": torch.zeros(2, 3)})
     'dict of logits [2, 3]'
     """
-    if isinstance(output, Tensor):
+    if isinstance(output, torch.Tensor):
         return str(list(output.shape))
     kind = type(output).__name__
     if isinstance(output, Mapping):

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from torch import nn
-
+from fedkeel.base.lazy import torch
 from fedkeel.errors import ModelError, did_you_mean
 
 
@@ -39,7 +38,7 @@ def under(name: str, module: str) -> bool:
     return name == module or name.startswith(module + ".")
 
 
-def module_names(module: nn.Module) -> Sequence[str]:
+def module_names(module: torch.nn.Module) -> Sequence[str]:
     """Return the names of the sub-modules that own parameters, in order."""
     seen = {name.rpartition(".")[0]: None for name, _ in module.named_parameters()}
     return list(seen)
@@ -63,7 +62,7 @@ class ParameterLayout:
     modules: tuple[str, ...]
 
     @classmethod
-    def of(cls, module: nn.Module, head: str = "") -> ParameterLayout:
+    def of(cls, module: torch.nn.Module, head: str = "") -> ParameterLayout:
         """Return the layout of a module.
 
         Args:
@@ -74,7 +73,7 @@ class ParameterLayout:
         norms = [
             name
             for name, layer in module.named_modules()
-            if isinstance(layer, nn.modules.batchnorm._NormBase)
+            if isinstance(layer, torch.nn.modules.batchnorm._NormBase)
             or type(layer).__name__.endswith("Norm")
         ]
         return cls(

@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from fedkeel.base.rng import torch_seed
 from fedkeel.base.user_code import one_line
+from fedkeel.base.values import shape_of
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import shape_of
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean, first_line
 from fedkeel.task.first_pass import find_reset, new_parameters
 from fedkeel.task.losses import (

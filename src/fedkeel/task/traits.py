@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeel.data.values import Values, copy_of, count_of, rows_of, tensors_of
+from fedkeel.base.values import Values, copy_of, count_of, rows_of, tensors_of
 from fedkeel.errors import ModelError
 from fedkeel.task.first_pass import GlobalGenerators, find_reset
 from fedkeel.task.functional import Functional

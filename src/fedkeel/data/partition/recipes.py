@@ -16,6 +16,7 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike
 
 from fedkeel.base.rng import generator
+from fedkeel.base.values import shape_text
 from fedkeel.config import Partition
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation import Federation, federation, federation_of_rows
@@ -35,7 +36,6 @@ from fedkeel.data.partition.dirichlet import (
     dirichlet_gradma,
     dirichlet_prior,
 )
-from fedkeel.data.values import shape_text
 from fedkeel.errors import DataError, counted
 
 __all__ = [

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.base.values import only_tensor
 from fedkeel.data.dataset import Dataset, Ints, MissingTargets, dataset
 from fedkeel.data.hold_out import share_of_groups
 from fedkeel.data.read.identifiers import Encoded, check_no_quantity, encode_as
 from fedkeel.data.user_arrays import as_targets
-from fedkeel.data.values import only_tensor
 from fedkeel.errors import DataError, did_you_mean
 
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedkeel.base.values import Values, joined, only_tensor, shape_of, tensors_of
 from fedkeel.config import Data, build
 from fedkeel.data.arrays_in_files import joined_in_file
 from fedkeel.data.dataset import Dataset, MissingTargets, cast_inputs
@@ -42,7 +43,6 @@ from fedkeel.data.user_objects import (
     target_of,
     unpack,
 )
-from fedkeel.data.values import Values, joined, only_tensor, shape_of, tensors_of
 from fedkeel.errors import DataError
 
 Array = ArrayLike | Tensor

@@ -7,7 +7,7 @@ import os
 import torch
 
 from fedkeel import config
-from fedkeel.data.values import map_values
+from fedkeel.base.values import map_values
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.vectorized.facts import few_examples
 from fedkeel.errors import RunError

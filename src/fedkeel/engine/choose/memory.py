@@ -16,7 +16,7 @@ from torch import Tensor
 from fedkeel import config
 from fedkeel.base.dispatch import OperationMode
 from fedkeel.base.memory import format_bytes, free_memory
-from fedkeel.data.values import Values, rows_of
+from fedkeel.base.values import Values, rows_of
 from fedkeel.engine.choose.evaluation import evaluation_memory
 from fedkeel.engine.prepared import Prepared, StatePlace
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, client_state_spec, with_empty_answers

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.base.dispatch import OperationMode
-from fedkeel.data.values import joined
+from fedkeel.base.values import joined
 from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.compiler.graph_nodes import draws_random_numbers
 from fedkeel.errors import first_line

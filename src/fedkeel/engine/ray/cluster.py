@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.values import tensors_of
+from fedkeel.base.values import tensors_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.process.interrupts import handlers_kept
 from fedkeel.engine.ray.watch import check_answer

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.base.rng import generator
+from fedkeel.base.values import Values, as_state, map_values, rows_of, tensors_of
 from fedkeel.data.augment import Crops, Transform, crop_flip, crops, transformed
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import Values, as_state, map_values, rows_of, tensors_of
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import batch_plans, first_pass_length, noise_source
 from fedkeel.engine.vectorized.transfers import to_device

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedkeel.base.values import Values
 from fedkeel.config import Precision
-from fedkeel.data.values import Values
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.dropout_masks import Generators, RandomDraws
 from fedkeel.engine.compiler.errors import CannotCompile, tracing

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.data.values import map_values, tensors_of
+from fedkeel.base.values import map_values, tensors_of
 from fedkeel.engine.client_inputs import label_counts
 from fedkeel.engine.compiler.dropout_masks import DrawnMasks, RandomDraws
 from fedkeel.errors import first_line

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fedkeel.base.rng import generator
+from fedkeel.base.values import only_tensor, shape_text
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
-from fedkeel.data.values import only_tensor, shape_text
 from fedkeel.errors import DataError
 from fedkeel.features.attackers.settings import Adversary
 from fedkeel.method.context import Ints

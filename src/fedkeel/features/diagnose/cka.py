@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.values import only_tensor
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.features.diagnose.measured import RoundDiagnostics, mean
 from fedkeel.features.diagnose.models import ModelState, shards

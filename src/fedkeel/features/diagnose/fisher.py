@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.base.dispatch import grad
-from fedkeel.data.values import Values, count_of, map_values, rows_of
+from fedkeel.base.values import Values, count_of, map_values, rows_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.features.diagnose.measured import RoundDiagnostics, mean
 from fedkeel.features.diagnose.models import ModelState

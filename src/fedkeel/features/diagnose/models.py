@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.base.values import Values, rows_of
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import Values, rows_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import evaluate, scores_by_group
 from fedkeel.method.context import Floats

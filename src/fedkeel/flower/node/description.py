@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fedkeel.base.values import Values, only_tensor
 from fedkeel.data.read.scaling import Moments
-from fedkeel.data.values import Values, only_tensor
 from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared
 from fedkeel.flower.protocol import Agreement, ClientDescription, ColumnSums, Form, NodeDescription

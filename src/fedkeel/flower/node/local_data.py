@@ -11,6 +11,7 @@ import torch
 from fedkeel.base.named_code import ImportTarget, import_object
 from fedkeel.base.rng import generator
 from fedkeel.base.user_code import one_line
+from fedkeel.base.values import Values, joined, shape_text, tensors_of
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Ints, dataset
 from fedkeel.data.federation import Federation
@@ -18,7 +19,6 @@ from fedkeel.data.read.load import all_trained_on, load
 from fedkeel.data.read.raw_examples import train_and_test_rows
 from fedkeel.data.read.scaling import check_channels, normalise
 from fedkeel.data.user_arrays import as_array
-from fedkeel.data.values import Values, joined, shape_text, tensors_of
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.data_on_nodes import NODES, ingredients

@@ -14,9 +14,9 @@ import torch
 from flwr.app import MetricRecord, RecordDict
 from torch import Tensor
 
+from fedkeel.base.values import only_tensor
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.read.scaling import Scale, recorded_width
-from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import ClientJob, ServerModel, TrainingSetup
 from fedkeel.engine.evaluation import evaluate, node_states, split_examples, states_by_client
 from fedkeel.engine.local import train_client

@@ -14,8 +14,8 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.base.values import tensors_of
 from fedkeel.config.flower import smallest_count
-from fedkeel.data.values import tensors_of
 from fedkeel.engine.base import (
     ClientJob,
     PersonalScores,

@@ -17,11 +17,11 @@ from itertools import zip_longest
 import numpy as np
 import torch
 
+from fedkeel.base.values import Values
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, ScalePair
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.scaling import Moments
-from fedkeel.data.values import Values
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError, printable
 from fedkeel.flower.data_on_nodes import NODES, ingredients

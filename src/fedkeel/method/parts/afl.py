@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from fedkeel import tree
+from fedkeel.base.lazy import torch
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort
 from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.parts.qfedavg import losses_of, received_loss

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.base.rng import generator
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError

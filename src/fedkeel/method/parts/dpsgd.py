@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import GradientRule

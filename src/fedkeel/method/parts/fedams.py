@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.method.context import Population, RoundCohort
 from fedkeel.method.part import Traits, param
 from fedkeel.method.parts.fedopt import unbiased

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from fedkeel import tree
+from fedkeel.base.lazy import torch
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, RoundCohort
 from fedkeel.method.part import param

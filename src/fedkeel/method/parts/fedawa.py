@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.method.context import Outcome, Round, RoundCohort
 from fedkeel.method.part import param
 from fedkeel.method.roles import Reduction, Table, Upload

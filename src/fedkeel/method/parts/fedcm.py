@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedkeel import tree
+from fedkeel.base.lazy import torch
 from fedkeel.config import Weights
 from fedkeel.method.context import Population, Round, RoundCohort, Step
 from fedkeel.method.part import Capability, Traits, param

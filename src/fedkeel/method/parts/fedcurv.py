@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-
 from fedkeel import tree
+from fedkeel.base.lazy import torch
 from fedkeel.method.context import Outcome, Population, Round, Step
 from fedkeel.method.part import Capability, Traits, param
-from fedkeel.method.per_example import sum_squared_grads
 from fedkeel.method.roles import Broadcast, ClientState, Penalty, ServerState, Upload
 from fedkeel.tree import State, Tree
 
@@ -145,6 +143,8 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
 def fisher(round: Round) -> Tree:
     """Return the mean over a client's examples of the squared gradient of the task's loss."""
+    from fedkeel.method.per_example import sum_squared_grads
+
     step = round.all_examples_step()
     count = step.batch.real(step.network.dtype).sum()
     sums = sum_squared_grads(step.network, round.end, step.buffers, step.batch)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
-from torch import Tensor
-
+from fedkeel.base.lazy import Tensor
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import LossTerm

@@ -10,10 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
+from fedkeel.base.lazy import F, Tensor, torch
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Criterion
@@ -78,7 +75,7 @@ class FedLC(Criterion):
         if self.tau == 0.0:
             return logits
         counts = step.client_info.class_counts
-        counts = pad(counts, (0, logits.shape[1] - len(counts)))  # outputs that no label has
+        counts = F.pad(counts, (0, logits.shape[1] - len(counts)))  # outputs that no label has
         margins = self.tau * counts.clamp(min=1).to(logits.dtype) ** -0.25
         return torch.where((counts == 0) & ~true, -torch.inf, logits - margins)
 

@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import F, Tensor, torch
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param

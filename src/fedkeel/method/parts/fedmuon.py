@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort
 from fedkeel.method.local_optimiser import LocalOptimiser, decayed, descend

@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-import torch
-from torch import Tensor
-
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.config import Weights
 from fedkeel.errors import ModelError
 from fedkeel.method.context import Outcome, Population, Round, Step

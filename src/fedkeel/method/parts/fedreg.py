@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
+from fedkeel.base.values import only_tensor
 from fedkeel.config import Weights
-from fedkeel.data.values import only_tensor
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import GradientRule, Preparation, StepCorrection

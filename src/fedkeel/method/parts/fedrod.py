@@ -11,11 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from fedkeel import tree
+from fedkeel.base.lazy import F, Tensor, torch
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Criterion, LocalModel
@@ -66,7 +63,7 @@ class FedRoD(Criterion, LocalModel):
     def criterion(self, logits: Tensor, step: Step) -> Tensor:
         """Return the balanced softmax loss of each example."""
         counts = step.client_info.class_counts
-        counts = pad(counts, (0, logits.shape[1] - len(counts)))
+        counts = F.pad(counts, (0, logits.shape[1] - len(counts)))
         shift = self.gamma * counts.clamp(min=1).to(logits.dtype).log()
         shift = torch.where(counts > 0, shift, -1e4)  # leaves classes without examples out
         return cross_entropy(logits + shift, step.batch.labels)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedkeel import tree
+from fedkeel.base.lazy import torch
 from fedkeel.config import Local, Weights
 from fedkeel.method.context import Outcome, Population, Round, RoundCohort, Step
 from fedkeel.method.part import Capability, Stage, Traits, param

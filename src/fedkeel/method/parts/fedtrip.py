@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.method.context import Outcome, Population, Round, Step
 from fedkeel.method.part import Traits, param
 from fedkeel.method.roles import Broadcast, ClientState, Penalty, ServerState

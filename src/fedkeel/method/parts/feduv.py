@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-import torch
-from torch import Tensor
-
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import LossTerm

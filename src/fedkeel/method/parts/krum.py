@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.config import Weights
 from fedkeel.method.context import Ints, RoundCohort
 from fedkeel.method.part import Capability, Traits, param

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
+from fedkeel.base.lazy import torch
 from fedkeel.method.context import Round
 from fedkeel.method.part import Capability
 from fedkeel.method.roles import Codec, Phases

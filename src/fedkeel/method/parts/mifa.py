@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 
 from fedkeel import tree
+from fedkeel.base.lazy import torch
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, RoundCohort
 from fedkeel.method.part import Traits

@@ -11,9 +11,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedkeel import tree
+from fedkeel.base.lazy import torch
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, Round, Step
 from fedkeel.method.part import Traits, param

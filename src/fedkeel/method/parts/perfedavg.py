@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.config import Local
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, Traits, param

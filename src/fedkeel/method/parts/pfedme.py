@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.roles import GradientRule, LocalModel

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.lazy import Tensor, torch
 from fedkeel.method.context import Round, RoundCohort
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import Reduction, Upload

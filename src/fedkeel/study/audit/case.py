@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.base.rng import generator, torch_seed
-from fedkeel.data.values import rows_of
+from fedkeel.base.values import rows_of
 from fedkeel.method.context import Ints
 from fedkeel.study.audit.matching import GradientModel
 from fedkeel.study.audit.observation import Observation, Overheard

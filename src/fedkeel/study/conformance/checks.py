@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.base.user_code import one_line
+from fedkeel.base.values import as_state
 from fedkeel.config import Weights
-from fedkeel.data.values import as_state
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.engine.message_state import message_state

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from fedkeel import config
 from fedkeel.base.rng import generator
+from fedkeel.base.values import rows_of
 from fedkeel.config import Weights
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, dataset
 from fedkeel.data.federation import Federation, federation
-from fedkeel.data.values import rows_of
 from fedkeel.engine import client_inputs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.method.compose import Plan

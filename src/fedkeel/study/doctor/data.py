@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.base.values import tensors_of
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.scaling import Moments
-from fedkeel.data.values import tensors_of
 from fedkeel.study.doctor.heterogeneity import (
     MomentSkew,
     label_skew,

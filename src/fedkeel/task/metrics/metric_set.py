@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkeel.base.fingerprint.reached_values import describe_value
 from fedkeel.base.memory import format_bytes
-from fedkeel.data.values import Values, count_of
+from fedkeel.base.values import Values, count_of
 from fedkeel.errors import ModelError, did_you_mean
 from fedkeel.records.rows import Scores
 from fedkeel.records.score import LOSS, MetricInfo

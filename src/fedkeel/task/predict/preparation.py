@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.base.named_files import expanded
+from fedkeel.base.values import Values, only_tensor, shape_of
 from fedkeel.config import Data
 from fedkeel.data.dataset import dataset
 from fedkeel.data.read.arrays import read_inputs
@@ -22,7 +23,6 @@ from fedkeel.data.read.new_rows import is_table, read_new_rows
 from fedkeel.data.read.scaling import CONSTANT, Scale
 from fedkeel.data.table_schema import Column, Missing, TableSchema
 from fedkeel.data.user_arrays import as_tokens
-from fedkeel.data.values import Values, only_tensor, shape_of
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.records import run_record
 from fedkeel.records.run_record import DataRecord

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fedkeel.base.named_files import expanded, read_regular
 from fedkeel.base.user_code import one_line, where_raised
+from fedkeel.base.values import count_of, rows_of
 from fedkeel.config import Experiment, toml
 from fedkeel.config.code_names import code_names
-from fedkeel.data.values import count_of, rows_of
 from fedkeel.errors import ModelError, RunError
 from fedkeel.records.client_models import client_file, has_single_model, no_single_model
 from fedkeel.records.files import is_as_written

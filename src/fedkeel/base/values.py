@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+from fedkeel.base.lazy import Tensor, torch
 
 Values = Tensor | dict[str, Tensor]
 """[N, ...] of examples, or several of these by name."""
@@ -17,14 +16,14 @@ Values = Tensor | dict[str, Tensor]
 
 def map_values(function: Callable[[Tensor], Tensor], values: Values) -> Values:
     """Return values with a function of each tensor."""
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         return function(values)
     return {name: function(tensor) for name, tensor in values.items()}
 
 
 def tensors_of(values: Values) -> list[Tensor]:
     """Return the tensors, at least one."""
-    return [values] if isinstance(values, Tensor) else list(values.values())
+    return [values] if isinstance(values, torch.Tensor) else list(values.values())
 
 
 def count_of(values: Values) -> int:
@@ -44,20 +43,20 @@ def example(values: Values, row: int) -> Values:
 
 def as_state(values: Values) -> Tensor | dict[str, Any]:
     """Return the values as a state of tensors may hold them, see `fedkeel.tree`."""
-    return values if isinstance(values, Tensor) else dict(values)
+    return values if isinstance(values, torch.Tensor) else dict(values)
 
 
 def joined(parts: Sequence[Values]) -> Values:
     """Return the examples of several values, one after the other."""
     first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    if isinstance(first, torch.Tensor):
+        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
     return {name: torch.cat([part[name] for part in parts]) for name in first}  # type: ignore[index]
 
 
 def copy_of(values: Values) -> Values:
     """Return a copy that begins at a multiple of 64 bytes."""
-    return map_values(Tensor.clone, values)
+    return map_values(torch.Tensor.clone, values)
 
 
 def only_tensor(values: Values, what: str) -> Tensor:
@@ -66,14 +65,14 @@ def only_tensor(values: Values, what: str) -> Tensor:
     Raises:
         TypeError: they are a mapping.
     """
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         return values
     raise TypeError(f"{what} needs one tensor, and these are {', '.join(values)}")
 
 
 def shape_of(values: Values) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
     """Return the shape of one example, without the leading N."""
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         return tuple(values.shape[1:])
     return {name: tuple(tensor.shape[1:]) for name, tensor in values.items()}
 
@@ -84,6 +83,6 @@ def shape_text(values: Values) -> str:
     >>> shape_text({"ids": torch.zeros(2, 5), "mask": torch.zeros(2, 5)})
     'ids [2, 5], mask [2, 5]'
     """
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         return str(list(values.shape))
     return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in values.items())
