@@ -1,17 +1,18 @@
-"""Every method with its parts, imported when asked for. `index` lists what there is."""
+"""Every method with its parts, each imported when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.part import Part
 from fedkeel.method.parts.index import ALIASES, METHODS, installed_methods
 from fedkeel.method.plugins import load_parts
+
+T = TypeVar("T")
 
 _HOME = "fedkeel.method.parts."
 
@@ -33,40 +34,36 @@ class Recipe:
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-@cache
-def _recipe(name: str) -> Recipe:
-    entry = METHODS[name]
-    parts = _by_short_name(map(_import, entry.parts.values()))
-    return Recipe(entry.paper, entry.title, parts, entry.defaults)
+class _Imported(Mapping[str, type[Part]]):
+    """Classes of the package by name, each imported when it is asked for."""
 
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        self._paths = paths
 
-def _import(path: str) -> type[Part]:
-    module, _, name = path.partition(":")
-    kind: type[Part] = getattr(import_module(_HOME + module), name)
-    return kind
-
-
-def _by_short_name(kinds: Iterable[type[Part]]) -> dict[str, type[Part]]:
-    """Return classes of parts by the last word of their name; a single one by ""."""
-    kinds = list(kinds)
-    if len(kinds) == 1:
-        return {"": kinds[0]}
-    return {kind.name.rpartition(".")[2]: kind for kind in kinds}
-
-
-class _Registry(Mapping[str, Recipe]):
-    def __getitem__(self, name: str) -> Recipe:
-        return _recipe(name)
+    def __getitem__(self, name: str) -> type[Part]:
+        module, _, kind = self._paths[name].partition(":")
+        part: type[Part] = getattr(import_module(_HOME + module), kind)
+        return part
 
     def __iter__(self) -> Iterator[str]:
-        return iter(METHODS)
+        return iter(self._paths)
 
     def __len__(self) -> int:
-        return len(METHODS)
+        return len(self._paths)
 
 
-REGISTRY: Mapping[str, Recipe] = _Registry()
-"""Every method by name, in the order in which they are listed; its parts are then imported."""
+def _by_short_name(parts: Mapping[str, T]) -> dict[str, T]:
+    """Return parts by the last word of their name; a single one by ""."""
+    if len(parts) == 1:
+        return dict(zip([""], parts.values(), strict=True))
+    return {name.rpartition(".")[2]: part for name, part in parts.items()}
+
+
+REGISTRY: Mapping[str, Recipe] = {
+    name: Recipe(entry.paper, entry.title, _Imported(_by_short_name(entry.parts)), entry.defaults)
+    for name, entry in METHODS.items()
+}
+"""Every method by name, in the order in which they are listed."""
 
 
 def find_recipe(name: str) -> Recipe | None:
@@ -103,4 +100,4 @@ def _user_recipe(path: str) -> Recipe:
                 do=f"give it a name of its own, e.g. name = 'my_{kind.name.replace('.', '_')}'",
             )
     title = (kinds[0].__doc__ or "").strip().splitlines()[0].rstrip(".")
-    return Recipe(kinds[0].paper, title, _by_short_name(kinds))
+    return Recipe(kinds[0].paper, title, _by_short_name({kind.name: kind for kind in kinds}))
