@@ -3,7 +3,8 @@
     python docs/generate.py            # into docs/
     python docs/generate.py --out DIR  # elsewhere
 
-The pages are committed; a test fails where they differ from what the code says.
+The pages are committed; a test fails where they differ from what the code says. With them it writes
+`src/fedkeel/study/footprints.json`, which `fedkeel methods NAME` reads.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord
 from fedkeel.solve.span import Span
-from fedkeel.study.footprint import footprint, footprint_lines
+from fedkeel.study.footprint import FILE, file_text, footprint, footprint_lines
+from fedkeel.study.measured_footprint import measure
 from fedkeel.task.batch import Batch, Output
 
+HERE = Path(__file__).parent
 COMMAND = "python docs/generate.py"
 NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
 
@@ -835,6 +838,11 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def footprints() -> str:
+    """Return the text of footprints.json: what listed methods send, keep and multiply."""
+    return file_text({name: measure(name) for name in REGISTRY})
+
+
 def write(folder: Path) -> list[Path]:
     """Write the pages into a folder, and remove pages of methods that are no more."""
     texts, written = pages(), []  # before anything is removed
@@ -850,8 +858,10 @@ def write(folder: Path) -> list[Path]:
 def main() -> None:
     """Write the pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, metavar="DIR")
+    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR")
     folder = parser.parse_args().out
+    if folder == HERE:
+        FILE.write_text(footprints(), encoding="utf-8")  # before the pages, which show it
     print(f"{len(write(folder))} pages in {folder}")
 
 

@@ -24,6 +24,7 @@ from fedkeel.method.registry import REGISTRY, Recipe
 from fedkeel.method.roles import ROLES
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
+from fedkeel.study.footprint import FILE
 
 DOCS = Path(__file__).parents[1] / "docs"
 REFERENCE = ("command.md", "configuration.md", "modules.md", "roles.md", "run-folder.md")
@@ -81,6 +82,11 @@ def test_the_pages_are_what_the_code_says(fresh: Path) -> None:
     now, then = pages(fresh), pages(DOCS)
     stale = sorted(path for path in now.keys() | then.keys() if now.get(path) != then.get(path))
     assert not stale, f"run `python docs/generate.py` and commit: {', '.join(stale)}"
+
+
+def test_the_footprints_are_what_is_measured(generate: ModuleType) -> None:
+    stale = generate.footprints() != FILE.read_text("utf-8")
+    assert not stale, "run `python docs/generate.py` and commit src/fedkeel/study/footprints.json"
 
 
 def test_there_is_a_page_for_every_method(fresh: Path) -> None:

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-import torch
+from fedkeel.base.lazy import torch
 
 
 def free_memory() -> int | None:

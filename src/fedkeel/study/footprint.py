@@ -1,39 +1,30 @@
 """The footprint of a method: bytes sent and stored, and multiplications, on one named model.
 
-It is measured without a run, for a row in a table of methods.
+It is measured without a run, for a row in a table of methods. `footprints.json` has those of all
+listed methods, so that a page of one is printed without torch; `docs/generate.py` writes it.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from fedkeel import config
 from fedkeel.base.memory import format_bytes
-from fedkeel.data.dataset import dataset
-from fedkeel.data.partition.from_arrays import iid
-from fedkeel.engine.base import ClientJob
-from fedkeel.engine.choose.memory import estimate_run
-from fedkeel.engine.choose.work import MultiplyAdds
-from fedkeel.engine.local import train_client
-from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.engine.process.numerics import use_numerics
-from fedkeel.engine.rehearsal import with_empty_answers
-from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError
 from fedkeel.method.grammar import parse
-from fedkeel.method.server_round import server_message
+from fedkeel.method.parts.index import ALIASES
 from fedkeel.records.run_record import Estimate
-from fedkeel.runner.prepare import prepare
-from fedkeel.task.models import make
-from fedkeel.task.task import Task
-from fedkeel.tree import nbytes, numel
 
 CLIENTS, PER_ROUND = 20, 5
-SHAPE, CLASSES = (1, 8, 8), 10
 MODEL = "mlp"
+
+FILE = Path(__file__).with_name("footprints.json")
+BYTES = ("down", "up", "client_state", "table", "server_state")
+"""What the file has of an estimate."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ class Footprint:
 
 @lru_cache(maxsize=256)
 def footprint(method: str) -> Footprint:
-    """Measure the footprint of a method.
+    """Return the footprint of a method; one that is not in the file is measured.
 
     Raises:
         FedkeelError: the method cannot be composed, or cannot be trained on this model.
@@ -110,12 +101,30 @@ def footprint(method: str) -> Footprint:
     >>> footprint("scaffold").up
     2.0
     """
-    settings, ingredients = _federation()
-    with use_numerics("float32"):  # small tensors: more threads only wait for each other
-        prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
-        gradients = _multiplications(prepared) / _multiplications_of_fedavg()
-    params = prepared.setup.training.network.params
-    return Footprint(estimate_run(prepared), gradients, numel(params), nbytes(dict(params)))
+    values = _of_listed_methods().get(ALIASES.get(method, method))
+    if values is None:
+        from fedkeel.study.measured_footprint import measure
+
+        return measure(method)
+    sizes = Estimate(**{name: values[name] for name in BYTES})
+    return Footprint(sizes, values["gradients"], values["parameters"], values["model_bytes"])
+
+
+@cache
+def _of_listed_methods() -> dict[str, dict[str, Any]]:
+    values: dict[str, dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return values
+
+
+def file_text(footprints: Mapping[str, Footprint]) -> str:
+    """Return the text of the file with these footprints, a line for each method."""
+    lines = []
+    for name, item in footprints.items():
+        values = {key: getattr(item.estimate, key) for key in BYTES}
+        values |= {"gradients": item.gradients, "parameters": item.parameters}
+        values["model_bytes"] = item.model_bytes
+        lines.append(f"{json.dumps(name)}: {json.dumps(values)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def footprint_lines(method: str) -> list[tuple[str, str]]:
@@ -130,39 +139,3 @@ def footprint_lines(method: str) -> list[tuple[str, str]]:
     except FedkeelError as error:
         got = "" if error.got is None else f" Got {error.got}."
         return [("not measured", error.what + got)]
-
-
-def _multiplications(prepared: Prepared) -> float:
-    """Return a client's multiply-adds in matrix products, for each example."""
-    setup, job = prepared.setup, ClientJob(row=0, client=0, steps_done=0)
-    message = with_empty_answers(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
-    counter = MultiplyAdds()
-    with counter:
-        if prepared.plan.surveys:
-            survey_client(setup, message, job, None)
-        processed = train_client(setup, message, job, None).examples
-    return counter.total / processed
-
-
-@lru_cache(maxsize=1)
-def _multiplications_of_fedavg() -> float:
-    """Return the multiplications of one gradient for each example: FedAvg takes one."""
-    return _multiplications(prepare(*_federation()))
-
-
-@lru_cache(maxsize=1)
-def _federation() -> tuple[config.Run, Ingredients]:
-    """Return model, local work and cohort of the digits preset, with noise as data."""
-    count = 60 * CLIENTS
-    x = np.random.default_rng(0).normal(size=(count, *SHAPE)).astype(np.float32)
-    y = np.arange(count) % CLASSES
-    clients = iid(x, y, clients=CLIENTS)
-    task = Task(lambda: make(MODEL, SHAPE, CLASSES))
-    settings = config.Run(
-        method="fedavg",
-        rounds=60,
-        weights="examples",
-        local=config.Local(lr=0.1, epochs=5, batch_size=20),
-        cohort=config.Cohort(clients=PER_ROUND),
-    )
-    return settings, Ingredients(task, lambda _: clients, dataset(x, y), MODEL)
