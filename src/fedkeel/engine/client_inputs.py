@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedkeel.base.rng import generator, generators, torch_seed
+from fedkeel.base.values import Values, only_tensor, rows_of, tensors_of
 from fedkeel.data import batches
 from fedkeel.data.augment import Crops, crop_flip, crops, transformed
-from fedkeel.base.values import Values, only_tensor, rows_of, tensors_of
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.part import Capability

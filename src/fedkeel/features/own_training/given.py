@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fedkeel.base.values import Values, count_of, example
 from fedkeel.config import Local
-from fedkeel.data.values import Values, count_of, example
 from fedkeel.task.batch import Batch
 from fedkeel.tree import State
 
