@@ -42,12 +42,7 @@ def audit(
     same command to continue.
     """
     from fedkeel import config
-    from fedkeel.cli.experiment import read_experiment, shown_progress
-    from fedkeel.records.audit import write_audit
-    from fedkeel.report.audit_page import write_audit_page
-    from fedkeel.report.audit_text import terminal_page
-    from fedkeel.runner.ingredients import gather
-    from fedkeel.study.audit.examine import examine
+    from fedkeel.cli.experiment import check_methods, read_experiment
 
     chosen: dict[str, Any] = {
         "attacks": attacks,
@@ -61,6 +56,15 @@ def audit(
     values = {name: value for name, value in chosen.items() if value is not None}
     wanted = config.build(config.Audit, values, "audit")
     experiment = read_experiment(source)
+    check_methods([experiment.method], experiment.weights)
+
+    from fedkeel.cli.progress import shown_progress
+    from fedkeel.records.audit import write_audit
+    from fedkeel.report.audit_page import write_audit_page
+    from fedkeel.report.audit_text import terminal_page
+    from fedkeel.runner.ingredients import gather
+    from fedkeel.study.audit.examine import examine
+
     out = Path("runs") / f"{experiment.name}-audit" if out is None else out
     ingredients = gather(experiment)
     with shown_progress(quiet) as display:

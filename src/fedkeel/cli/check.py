@@ -11,15 +11,18 @@ from fedkeel.errors import counted
 @takes_experiment
 def check(source: ExperimentSource, as_json: bool = JSON) -> None:
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
+    from fedkeel.cli.experiment import check_methods, read_experiment
+
+    experiment = read_experiment(source)
+    check_methods([experiment.method], experiment.weights)
+
     from fedkeel.base.memory import format_bytes
-    from fedkeel.cli.experiment import read_experiment
     from fedkeel.engine.choose.memory import check_disk
     from fedkeel.records.run_record import to_json
     from fedkeel.runner.ingredients import gather
     from fedkeel.runner.manifest import describe_run
     from fedkeel.runner.prepare import prepare
 
-    experiment = read_experiment(source)
     prepared = prepare(experiment, gather(experiment))
     check_disk(prepared, Path("runs") / experiment.name)
     record = describe_run(prepared)

@@ -42,18 +42,22 @@ def compare(
     Finished runs are used again, unfinished ones are continued: run the same command to continue
     after an interrupt, or with more methods or seeds to extend the comparison.
     """
-    from fedkeel.cli.experiment import read_experiment, shown_progress
+    from fedkeel.cli.experiment import check_methods, read_experiment
     from fedkeel.method.grammar import split_expressions
+
+    experiment = read_experiment(source)
+    expressions = (
+        split_expressions(methods) if methods is not None else list(experiment.compare.methods)
+    )
+    check_methods(expressions, experiment.weights or "examples")
+
+    from fedkeel.cli.progress import shown_progress
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.page import write_report
     from fedkeel.report.tables import terminal_table
     from fedkeel.runner.ingredients import gather
     from fedkeel.study.compare import compare as compare_methods
 
-    experiment = read_experiment(source)
-    expressions = (
-        split_expressions(methods) if methods is not None else list(experiment.compare.methods)
-    )
     out = default_folder(experiment.name, "compare") if out is None else out
     console = stderr()
     ingredients = gather(experiment)

@@ -106,9 +106,11 @@ def _lines(console: Console, seconds: float = 10.0) -> Show:
 def inspect(source: ExperimentSource, as_json: bool = JSON) -> None:
     """Show how an experiment divides its data: sizes, and each client's labels."""
     from fedkeel.cli.experiment import read_experiment
-    from fedkeel.runner.ingredients import gather
 
     experiment = read_experiment(source)
+
+    from fedkeel.runner.ingredients import gather
+
     federation = gather(experiment).clients(experiment.seed)
     sizes = federation.sizes.tolist()
     if as_json:

@@ -41,18 +41,21 @@ def doctor(
     """
     import json
 
-    from fedkeel.cli.experiment import read_experiment, shown_progress
-    from fedkeel.features.progress.display import WithoutScores
+    from fedkeel.cli.experiment import read_experiment
     from fedkeel.method.grammar import split_expressions
+
+    experiment = read_experiment(source)
+    chosen = None if methods is None else split_expressions(methods)
+
+    from fedkeel.cli.progress import shown_progress
+    from fedkeel.features.progress.display import WithoutScores
     from fedkeel.records.files import write_text
     from fedkeel.report.doctor_page import write_doctor_page
     from fedkeel.report.doctor_text import terminal_page
     from fedkeel.runner.ingredients import gather
     from fedkeel.study.doctor.examine import examine
 
-    experiment = read_experiment(source)
     out = Path("runs") / f"{experiment.name}-doctor" if out is None else out
-    chosen = None if methods is None else split_expressions(methods)
     ingredients = gather(experiment)
     with shown_progress(quiet) as display:
         follow = WithoutScores(display)

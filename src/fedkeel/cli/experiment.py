@@ -1,35 +1,20 @@
-"""Reading the experiment that a command was given, and ending the command when it is stopped."""
+"""Reading the experiment that a command was given, without torch: a mistake is told at once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-import typer
-
-from fedkeel.cli.common import ExperimentSource, say, stderr
-from fedkeel.config import Experiment, load
+from fedkeel.base.feature import baselines
+from fedkeel.cli.common import ExperimentSource
+from fedkeel.config import ChosenWeights, Experiment, load
 from fedkeel.config.code_names import IMPORT_PATH, names_to_trust
 from fedkeel.errors import ConfigError, did_you_mean
-from fedkeel.features.progress.display import ProgressDisplay, progress_display
+from fedkeel.method.grammar import parse
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.trust import check_trusted
-
-
-@contextmanager
-def shown_progress(
-    quiet: bool, go_on: str = "the same command goes on from what was saved"
-) -> Iterator[ProgressDisplay]:
-    """Show the progress of runs; where they are stopped, say how to go on, and end the command."""
-    try:
-        with progress_display(stderr(), quiet) as display:
-            yield display
-    except KeyboardInterrupt:
-        say(stderr(), f"stopped; {go_on}")
-        raise typer.Exit(130) from None
 
 
 def read_experiment(source: ExperimentSource, *more: str) -> Experiment:
@@ -68,3 +53,18 @@ def read_experiment(source: ExperimentSource, *more: str) -> Experiment:
         by_folder = {(key, name) for key, name in names_to_trust(experiment) if name not in typed}
         check_trusted(file.parent, by_folder, source.trust)
     return experiment
+
+
+def check_methods(expressions: Iterable[str], weights: ChosenWeights | None) -> None:
+    """Refuse a method that cannot be composed, before data are read and torch is imported.
+
+    Args:
+        expressions: methods, or names of baselines.
+        weights: the run's choice of client weights.
+
+    Raises:
+        CompositionError: an expression cannot be read, or its parts cannot be combined.
+    """
+    for expression in expressions:
+        if expression not in baselines():
+            parse(expression, weights=weights)

@@ -43,13 +43,17 @@ def up(
 ) -> None:
     """Start SuperLink and SuperNodes on this machine, make a run with them, and end them."""
     _check_installed()
-    from fedkeel.cli.experiment import read_experiment, shown_progress
+    from fedkeel.cli.experiment import check_methods, read_experiment
+
+    experiment = read_experiment(source)
+    check_methods([experiment.method], experiment.weights)
+
+    from fedkeel.cli.progress import shown_progress
     from fedkeel.flower.data_on_nodes import is_on_nodes
     from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
     from fedkeel.records.folder import RunFolder
     from fedkeel.report.page import write_report
 
-    experiment = read_experiment(source)
     out = default_folder(experiment.name, "run") if out is None else out
     console = stderr()
     count, needed = len(data or ()), experiment.partition.clients or 0
@@ -101,11 +105,14 @@ def export(
 ) -> None:
     """Write a complete Flower app: the experiment, both ends, and a README with every command."""
     _check_installed()
-    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.cli.experiment import check_methods, read_experiment
+
+    experiment = read_experiment(source)
+    check_methods([experiment.method], experiment.weights)
+
     from fedkeel.flower.export import export as write
 
     console = stderr()
-    experiment = read_experiment(source)
     for module in write(experiment, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
     if experiment.engine.device == "cuda" or experiment.engine.devices:

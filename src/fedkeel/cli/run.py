@@ -32,8 +32,13 @@ def run(
     quiet: bool = QUIET,
 ) -> None:
     """Train one method, and write a run folder."""
+    from fedkeel.cli.experiment import check_methods, read_experiment
+
+    more = () if rounds is None else (f"rounds={rounds}",)
+    experiment, path = read_experiment(source, *more), source.path
+    check_methods([experiment.method], experiment.weights)
+
     from fedkeel.base.feature import figures
-    from fedkeel.cli.experiment import read_experiment
     from fedkeel.engine.process.interrupts import interrupts
     from fedkeel.features.progress.display import progress_display, run_name
     from fedkeel.records.run_record import to_json
@@ -48,8 +53,6 @@ def run(
     from fedkeel.runner.start import start
     from fedkeel.study.comparison import Comparison
 
-    more = () if rounds is None else (f"rounds={rounds}",)
-    experiment, path = read_experiment(source, *more), source.path
     if out is None:
         is_folder = path is not None and os.path.isdir(path)
         out = path if is_folder else default_folder(experiment.name, "run")

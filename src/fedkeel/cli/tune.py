@@ -34,12 +34,8 @@ def tune(
     """
     from dataclasses import asdict
 
-    from fedkeel.cli.experiment import read_experiment, shown_progress
+    from fedkeel.cli.experiment import check_methods, read_experiment
     from fedkeel.method.grammar import split_expressions
-    from fedkeel.runner.ingredients import gather
-    from fedkeel.study.tune import tune as search
-    from fedkeel.study.tuning_result import experiment_files
-    from fedkeel.study.tuning_table import tuning_table
 
     budget = {"trials": trials, "seeds": seeds}
     overrides = [f"tune.{name}={value}" for name, value in budget.items() if value is not None]
@@ -47,6 +43,14 @@ def tune(
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )
+    check_methods(expressions, experiment.weights or "examples")
+
+    from fedkeel.cli.progress import shown_progress
+    from fedkeel.runner.ingredients import gather
+    from fedkeel.study.tune import tune as search
+    from fedkeel.study.tuning_result import experiment_files
+    from fedkeel.study.tuning_table import tuning_table
+
     out = Path("runs") / f"{experiment.name}-tune" if out is None else out
     console = stderr()
     ingredients = gather(experiment)
