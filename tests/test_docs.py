@@ -259,7 +259,7 @@ def test_included_files_are_there() -> None:
                 assert name, f"{page.name}: {line}"
                 assert (DOCS.parent / name[1]).is_file(), line
                 found += 1
-    assert found == 3
+    assert found == 6
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import json
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -310,3 +311,45 @@ def test_lora(
     assert whole["kB up"] > 10 * adapters["kB up"]
     assert "| adapters | " in capsys.readouterr().out
     sys.modules.pop("shakespeare", None)
+
+
+def test_training_by_a_loop_of_ones_own() -> None:
+    module = example("own_training/plain_loop")
+    one, two = module.main(rounds=3, engine="sequential"), module.main(rounds=3, engine="workers")
+    assert one.last > 0.3 > one.scores()[0][1]
+    assert one.rows[-1].diagnostics["local_training.accuracy"] > 0.5
+    assert all(torch.equal(t, two.state_dict()[name]) for name, t in one.state_dict().items())
+
+
+def test_training_by_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps are those that fedkeel makes by itself."""
+    pytest.importorskip("lightning")
+    monkeypatch.syspath_prepend(str(EXAMPLES / "own_training"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own
+        module = example("own_training/with_lightning")
+        own = module.main(rounds=2)
+    monkeypatch.setattr(module.fk, "LocalTraining", lambda train: None)
+    plain = module.main(rounds=2)
+    assert own.record.local.startswith("your own train")
+    assert plain.record.local.startswith("SGD")
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(own.state_dict()[name], tensor, rtol=1e-6, atol=1e-7)
+    sys.modules.pop("plain_loop", None)
+
+
+def test_training_of_adapters_by_the_trainer_of_hugging_face() -> None:
+    for package in ("transformers", "peft", "accelerate"):
+        pytest.importorskip(package)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of transformers
+        module = example("own_training/with_trainer")
+        one, again = module.main(rounds=2, examples=48), module.main(rounds=2, examples=48)
+    assert all(torch.equal(t, again.state_dict()[name]) for name, t in one.state_dict().items())
+    names = set(one.params)
+    assert names
+    assert all("lora_" in name or "modules_to_save" in name for name in names)
+    sent = sum(tensor.nbytes for tensor in one.params.values())
+    assert sum(one.rows[-1].bytes_up.values()) == 4 * sent
+    assert one.rows[-1].steps == 4 * 3
+    assert one.rows[2].train_loss < one.rows[1].train_loss

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
+import types
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,8 +17,10 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
+import fedkeel as fk
 from fedkeel.config import Experiment, build
 from fedkeel.method.grammar import parse
+from fedkeel.task.models import make
 from in_process_grid import InProcessGrid, across
 
 PAGE = (Path(__file__).parents[2] / "docs" / "getting-started" / "moving-in.md").read_text("utf-8")
@@ -129,3 +133,77 @@ def test_every_method_of_the_tables_is_there() -> None:
     assert len(methods) > 25
     for name in methods:
         parse(name)
+
+
+SECTIONS = {
+    text.split("\n", 1)[0]: text.split("\n", 1)[1].strip() for text in PAGE.split("\n## From ")[1:]
+}
+
+
+class WithLoss(nn.Sequential):
+    """A classifier that says its loss, as pfl-research's models do."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 2))
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self(x), y)
+
+
+def of_flower(net: nn.Module, loader: list[Any], epochs: int, lr: float, device: object) -> float:
+    """What the training function of Flower's quickstart does."""
+    optimiser, total = torch.optim.SGD(net.parameters(), lr=lr), 0.0
+    for _ in range(epochs):
+        for batch in loader:
+            optimiser.zero_grad()
+            loss = nn.functional.cross_entropy(net(batch["img"]), batch["label"])
+            loss.backward()
+            optimiser.step()
+            total += loss.item()
+    return total / len(loader)
+
+
+@pytest.mark.parametrize("peer", SECTIONS)
+def test_each_section_begins_with_training_that_stays(
+    peer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "task", types.SimpleNamespace(train=of_flower))
+    section = SECTIONS[peer]
+    assert section.startswith("**You keep ")
+    source = section.split("```python\n", 1)[1].split("```", 1)[0]
+    assert section.index(source) < 600
+    names: dict[str, Any] = {}
+    exec(source, names)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 4))
+    y = (x[:, 0] > 0).astype(int)
+    settings = {
+        "task": fk.Task(WithLoss),
+        "clients": fk.iid(x, y, clients=2),
+        "test": (x, y),
+        "rounds": 3,
+        "local": fk.Local(lr=0.3, epochs=2, batch_size=10, momentum=0.9 * (peer == "NVFlare")),
+        "engine": fk.Engine(kind="sequential"),
+    }
+    own = fk.run("fedavg", **settings, local_training=names["own"])
+    plain = fk.run("fedavg", **settings)
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(own.state_dict()[name], tensor)
+
+
+def test_the_peers_of_the_page_are_those_of_the_comparison() -> None:
+    assert list(SECTIONS) == ["Flower", "PFLlib", "FL-bench", "pfl-research", "NVFlare"]
+
+
+def test_the_network_of_pfllib() -> None:
+    names: dict[str, Any] = {}
+    exec(SECTIONS["PFLlib"].split("```python\n")[2].split("```")[0], names)
+    network = names["FedAvgCNN"]()
+    counts = [sum(p.numel() for p in module.parameters()) for module in (network, of_mcmahan())]
+    assert counts == [582_026, 1_663_370]
+    assert all(f"{count:,}" in SECTIONS["PFLlib"] for count in counts)
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def of_mcmahan() -> nn.Module:
+    return make("cnn_mcmahan", (1, 28, 28), 10)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from torch import Tensor
 
@@ -104,3 +107,24 @@ def test_a_part_may_act_in_steps_by_one_of_its_roles() -> None:
 
     with pytest.raises(CompositionError, match="its role, penalty"):
         check_parts([Both()])
+
+
+def test_the_guide_says_which_methods_go() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "own-training.md"
+    table = guide.read_text("utf-8").split("| goes | is refused |")[1].split("\n\n")[0]
+    rows = [
+        line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ") and "`" in line
+    ]
+    name = re.compile(r"`([a-z_0-9.]+(?:\(length='steps'\))?)`")
+    goes, refused = ([n for row in rows for n in name.findall(row[side])] for side in (0, 1))
+    assert len(goes) > 15
+    assert len(refused) > 12
+    for method in goes:
+        check_parts(parse(method).parts)
+    for method in refused:
+        with pytest.raises(CompositionError, match="local training of your own"):
+            check_parts(parse(method).parts)
+    with pytest.raises(CompositionError) as caught:
+        check_parts(parse("fedprox").parts)
+    for line in str(caught.value).splitlines():
+        assert line in guide.read_text("utf-8")

@@ -360,3 +360,12 @@ def test_a_budget_for_examples_is_refused() -> None:
     privacy = fk.Privacy(epsilon=5.0, delta=1e-3, unit="example")
     with pytest.raises(CompositionError, match="dpsgd needs LOCAL_STEPS"):
         run(privacy=privacy, local={"epochs": None, "steps": 2, "sampling": "poisson"})
+
+
+def test_the_guide_runs() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "own-training.md"
+    source = guide.read_text("utf-8").split("```python\n")[1].split("```")[0]
+    names = {"net": Net, "clients": fk.iid(X, Y, clients=3), "test": (X, Y)}
+    exec(source, names)
+    assert names["result"].record.status == "finished"
+    assert names["result"].rows[-1].train_loss < names["result"].rows[1].train_loss

@@ -43,7 +43,8 @@ class Policy(Settings):
             ``scores``, ``personal``, ``pictures``, ``sums``, ``buffers``, ``diagnostics``, and the
             names of parts that send something.
         code: import paths, ``package.module:Name``, that a server may name beside those in the app
-            that is installed here: of a model, a loss, a metric, an augmentation or a part.
+            that is installed here: of a model, a loss, a metric, an augmentation, a training or a
+            part.
         clip: the site's own bound on the norm of each update that it sends, > 0.
         sigma: the site's own noise on each update, in units of `clip`; it is of unit ``client``,
             and needs no trust in the server.

@@ -115,7 +115,7 @@ def _told(
         number=message.round,
         rounds=training.rounds,
         client=job.client,
-        seed=torch_seed(setup.seed, "torch", message.round, job.client),
+        seed=torch_seed(setup.seed, "torch", message.round, job.client) % 2**32,
         lr=message.lr,
         local=training.local,
         steps=steps,
@@ -132,7 +132,7 @@ def _seeded(seed: int) -> Iterator[None]:
     """Seed the generators of Python and NumPy, and of GPUs; torch's own is seeded before."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
     try:

@@ -76,8 +76,8 @@ class TrainingRound:
         number: rounds completed before this one.
         rounds: T, of the run.
         client: index of the client.
-        seed: seed of this client in this round. The generators of torch, NumPy and Python are
-            seeded with it; a library that seeds by itself may be given it.
+        seed: seed of this client in this round, below 2^32. The generators of torch, NumPy and
+            Python are seeded before; a library that seeds them by itself may be given it.
         lr: learning rate of the round.
         local: the settings of local training.
         steps: S, the number of mini-batches of the round, over all its epochs.
