@@ -68,6 +68,33 @@ def test_gradients_are_differences_of_the_loss(way: str, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("names", [["2.weight", "2.bias"], ["0.weight"], []])
+def test_gradients_by_some_parameters_have_the_bits_of_all(way: str, names: list[str]) -> None:
+    network = smooth()
+    value, every = network.value_and_grad(network.params, {}, Batch(X, Y), way)
+    found, some = network.value_and_grad(network.params, {}, Batch(X, Y), way, names=names)
+    assert torch.equal(found, value)
+    assert list(some) == [name for name in every if name in names]
+    assert all(torch.equal(some[name], every[name]) for name in names)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_by_a_parameter_without_effect_is_zero(way: str) -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    network = made(Idle())
+    _, grads = network.value_and_grad(network.params, {}, Batch(X, Y), way, names=["idle.bias"])
+    assert grads.keys() == {"idle.bias"}
+    assert not grads["idle.bias"].any()
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("y", [Y, SOFT])
 def test_input_gradients_are_differences_of_the_mean_loss(way: str, y: Tensor) -> None:
     network = smooth()

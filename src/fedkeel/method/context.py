@@ -7,7 +7,7 @@ clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
@@ -339,11 +339,14 @@ class Step:
         params: Tree,
         batch: Batch,
         objective: Callable[[Output, Tree], Tensor] | None = None,
+        names: Collection[str] | None = None,
     ) -> Tree:
         """Return the gradient of the task loss or an objective, without a trace."""
         buffers, model = self.network.copy_buffers(self.buffers), self._with_personal(params)
-        grads = self.network.value_and_grad(model, buffers, batch, self.autograd, objective)[1]
-        return {name: grads[name] for name in params} if self.personal.now else grads
+        _, grads = self.network.value_and_grad(
+            model, buffers, batch, self.autograd, objective, names
+        )
+        return {name: g for name, g in grads.items() if name in params}
 
     def example_grads(self, params: Tree) -> Tree:
         """Return the gradient of the loss of each example, [B, ...], without the penalties.
@@ -378,9 +381,15 @@ class Step:
             )
         return {name: grads[name] for name in params}
 
-    def task_grad(self, params: Tree, batch: Batch) -> Tree:
-        """Return the gradient of only the task loss, on any batch, without a trace."""
-        return self._grad_of_task(params, batch)
+    def task_grad(self, params: Tree, batch: Batch, names: Collection[str] | None = None) -> Tree:
+        """Return the gradient of only the task loss, on any batch, without a trace.
+
+        Args:
+            params: where.
+            batch: the examples.
+            names: of the parameters by which it is taken; None takes it by all of them.
+        """
+        return self._grad_of_task(params, batch, names=names)
 
     def input_grad(self, params: Tree, batch: Batch) -> Tensor:
         """Return the gradient [n, ...] of the mean loss by the inputs, in evaluation mode."""

@@ -7,7 +7,7 @@ changes no state of the network.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import Literal
 
@@ -445,6 +445,7 @@ class Network:
         batch: Batch,
         autograd: Autograd,
         objective: ObjectiveFunction | None = None,
+        names: Collection[str] | None = None,
     ) -> tuple[Tensor, Tree]:
         """Return the mean task loss [], and the gradient of the objective by the parameters.
 
@@ -456,31 +457,38 @@ class Network:
             batch: the examples.
             autograd: how the gradient is taken.
             objective: what is minimised; None is the task loss.
+            names: of the parameters by which the gradient is taken; None takes it by all.
         """
+        if names is None or self.traits.writes_parameters:  # that writes to those alone
+            names = params.keys()
         if autograd == "functional":
 
             def value_at(p: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
                 updated = clone(buffers)  # torch.func allows no change to a tensor from outside
-                value, loss = self._values(p, updated, batch, objective)
+                value, loss = self._values({**params, **p}, updated, batch, objective)
                 return value, (loss, updated)
 
-            grads, (loss, updated) = grad(value_at, has_aux=True)(params)
+            chosen = {k: v for k, v in params.items() if k in names}
+            grads, (loss, updated) = grad(value_at, has_aux=True)(chosen)
             for name, buffer in buffers.items():
                 buffer.copy_(updated[name])
             return loss, grads
-        leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+        leaves = {k: v.detach().requires_grad_() for k, v in params.items() if k in names}
         updated = self.copy_buffers(buffers)  # the objective sees them as before the step
         with torch.enable_grad():
-            value, loss = self._values(leaves, updated, batch, objective)
+            value, loss = self._values({**params, **leaves}, updated, batch, objective)
         for name, buffer in buffers.items():
             buffer.copy_(updated[name])
-        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        if len(leaves) < len(params) and not value.requires_grad:  # it depends on the others alone
+            gradients: Sequence[Tensor | None] = [None] * len(leaves)
+        else:
+            gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         if self.traits.writes_parameters:
             for name, leaf in leaves.items():  # the module may have replaced their memory
                 params[name].copy_(leaf.detach())
         grads = {
             k: torch.zeros_like(v) if g is None else g
-            for (k, v), g in zip(params.items(), gradients, strict=True)
+            for (k, v), g in zip(leaves.items(), gradients, strict=True)
         }
         return loss.detach(), grads
 

@@ -88,7 +88,7 @@ class FedALA(LocalStart, Carry, ClientState):
         count = 1 if size == "all" else -(-len(step.batch) // size)
         for number in range(count * (self.first if rounds == 1 else self.passes)):
             batch = step.batch.part(slice(number % count, None, count))
-            grads = step.task_grad(mixture(), batch)
+            grads = step.task_grad(mixture(), batch, change.keys())
             mixing = tree.map(
                 lambda w, g, c: (w - self.lr * g * c).clamp(0.0, 1.0), mixing, grads, change
             )
