@@ -39,9 +39,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedkeel as fk
+from fedkeel.base.values import only_tensor
 from fedkeel.config import Data, Run
 from fedkeel.data.read.hugging_face import load_any
-from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import ServerModel
 from fedkeel.engine.personal import measure_personal
 from fedkeel.engine.prepared import Ingredients
