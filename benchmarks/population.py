@@ -80,11 +80,13 @@ class Meter(Callback):
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, int, int]] = []
+        self.phases: list[tuple[float, float]] = []
 
     def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         now = time.perf_counter()
         sizes = [memory(pid) for pid in [os.getpid(), *children(os.getpid())]]
         self.seen.append((now, sum(pss for pss, _ in sizes), sum(anon for _, anon in sizes)))
+        self.phases.append((row.seconds.get("sampling", 0.0), row.seconds["server"]))
 
 
 def main() -> None:
@@ -129,9 +131,10 @@ def main() -> None:
     )
     before = ready
     for i, (now, pss, anonymous) in enumerate(meter.seen, start=1):
-        took, before = now - before, now
+        (sampling, server), took, before = meter.phases[i - 1], now - before, now
         print(
-            f"round {i}: {took:.2f} s, resident {pss / 1e6:.0f} MB, {anonymous / 1e6:.0f} anonymous"
+            f"round {i}: {took:.2f} s (sampling {sampling:.3f}, server {server:.3f}), "
+            f"resident {pss / 1e6:.0f} MB, {anonymous / 1e6:.0f} anonymous"
         )
     print(f"{time.process_time() - worked:.1f} s of processor time in this process")
 

@@ -251,7 +251,8 @@ class Engine(Settings):
             with a process for each: such as ``["cuda:0", "cuda:1"]``, or ``all`` for each GPU that
             torch finds; a device may be named twice. It stands in place of `device` and `workers`,
             and kind ``auto`` takes ``vectorized`` then.
-        address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
+        address: of a Ray cluster, such as ``10.0.0.7:6379``, or ``auto`` for one that runs on this
+            machine; None starts Ray on this machine.
         dtype: type of parameters and inputs.
         precision: what the factors of products and convolutions are rounded to, whose sums stay
             float32: ``float32``, nothing; ``tf32``, on a GPU 10 bits of 23; ``bf16``, beside that 7
