@@ -116,7 +116,7 @@ def test_compare(folder: Path) -> None:
     assert done.code == 0
     assert [row["method"] for row in done.json] == ["fedavg", "fedprox(mu=0.1)+gcfed"]
     assert all(row["seeds"] == 2 for row in done.json)
-    assert (folder / "runs" / "toy" / "report.html").stat().st_size > 100_000
+    assert (folder / "runs" / "toy-compare" / "report.html").stat().st_size > 100_000
     assert done.err.count("test ") == 4
     table = call(*words)
     assert "fedprox(mu=0.1)+gcfed" in table.out
@@ -331,8 +331,8 @@ def test_report(folder: Path) -> None:
         "Set `weights` to compare fairly."
     )
     claim = (
-        "The results show nothing against `fedavg`: fewer than 3 different runs with the same "
-        "seeds."
+        "Nothing can be said against `fedavg` yet: there are fewer than 3 different runs with the "
+        "same seeds."
     )
     assert (
         done.err == f"{claim}\n{told}\nreport  page.html\n"
@@ -481,7 +481,7 @@ def test_scores_that_are_not_finite_have_no_number(folder: Path) -> None:
     assert done.json[0]["seeds"] == 2
     assert all(
         math.isnan(row.test["loss"])
-        for f in (folder / "runs/toy").iterdir()
+        for f in (folder / "runs/toy-compare").iterdir()
         if f.is_dir()
         for row in RunFolder(f).rows()
     )

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from commands import call
+from fedkeel.cli import app
+from fedkeel.cli.common import COMMAND_GROUPS, default_folder
 from fedkeel.data.read.survey import survey_tables
 
 COLUMNS = (
@@ -185,25 +187,44 @@ def test_a_folder_that_cannot_be_written_to(
     assert "RunError: The experiment cannot be written into the current folder." in done.err
 
 
-@pytest.mark.parametrize(
-    ("order", "first"),
-    [
-        (("run", "compare"), "run.json"),
-        pytest.param(("compare", "run"), "comparison.json", marks=pytest.mark.slow),
-    ],
-)
-def test_run_and_compare_of_one_experiment_have_folders_of_their_own(
-    patients: Path, order: tuple[str, str], first: str
-) -> None:
-    """Both are called as `new` says, in either order, and again."""
+def test_run_and_compare_of_one_experiment_have_folders_of_their_own(patients: Path) -> None:
+    """Both are called as `new` says, and again: the order decides nothing."""
     words = ("--data", "patients.csv", "--label", "outcome", "--client", "hospital")
     assert call("new", "a", *words).code == 0
     more = {"compare": ("-s", 'compare.methods=["fedavg"]', "--seeds", "1"), "run": ()}
-    for command in (*order, *order):
+    for command in ("compare", "run", "run", "compare"):
         done = call(command, "a.toml", "-q", "-s", "rounds=1", *more[command])
         assert done.code == 0, done.err
-    assert Path(f"runs/a-{order[1]}/report.html").is_file()
-    assert Path(f"runs/a/{first}").is_file()
+    assert Path("runs/a-compare/comparison.json").is_file()
+    assert Path("runs/a/run.json").is_file()
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_comparison_of_an_earlier_version_goes_on_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old = Path("runs/old")
+    old.mkdir(parents=True)
+    assert default_folder("old", "compare") == Path("runs/old-compare")
+    assert default_folder("old", "run") == old
+    (old / "comparison.json").write_text("{}")
+    assert default_folder("old", "compare") == old
+    assert default_folder("old", "run") == Path("runs/old-run")
+
+
+def test_each_command_stands_under_one_heading_of_the_help() -> None:
+    listed = [name for names in COMMAND_GROUPS.values() for name in names]
+    commands = {c.name or c.callback.__name__ for c in app.registered_commands}
+    groups = {group.name for group in app.registered_groups}
+    assert sorted(listed) == sorted(commands | groups)
+    told = call("--help").out
+    places = [told.index(f"\n{heading}:\n") for heading in COMMAND_GROUPS]
+    assert places == sorted(places)
+    assert "\nCommands:" not in told
+    assert told.index("\n  compare ") > told.index("\nTrain:") > told.index("\n  check ")
+    assert max(map(len, told.splitlines())) <= 80
+    assert "\nCommands:\n  list" in call("data", "--help").out
 
 
 def test_a_failed_check_leaves_no_file(patients: Path) -> None:

@@ -53,10 +53,10 @@ def test_the_sentence_says_what_may_be_claimed() -> None:
     assert outcomes == {"noisy": "open", "up": "better", "down": "worse", "same": "alike"}
     more = claims.of("noisy").more_seeds
     assert claims.sentence == (
-        "What the results show against `fedavg` (best round, paired over 4 seeds, corrected for 4 "
-        "comparisons (Holm)): better is `up` by 2.0 points [1.87, 2.13]; worse is `down` by 5.0 "
-        "points [−5.05, −4.90]; `same` differs by less than 0.5 points; undecided is `noisy` (1.2 "
-        f"points; about {more} more seeds would show it)."
+        "Against `fedavg` (best round, paired over 4 seeds, corrected for 4 comparisons (Holm)): "
+        "`up` is better by 2.0 points [1.87, 2.13]. `down` is worse by 5.0 points [−5.05, −4.90]. "
+        "`same` differs by less than 0.5 points. Not shown yet: `noisy`'s lead of 1.2 points; "
+        f"about {more} more seeds would show it."
     )
 
 
@@ -91,7 +91,7 @@ def test_a_difference_may_be_certain_and_too_small_to_matter() -> None:
     small = group("small", 0.802, 0.812, 0.822, 0.792)
     claims = claims_of([FEDAVG, small])
     assert claims is not None
-    assert "better is `small` by 0.2 points [0.20, 0.20], less than 0.5 points." in claims.sentence
+    assert "`small` is better by 0.2 points [0.20, 0.20], less than 0.5 points." in claims.sentence
     wide = claims_of([FEDAVG, small], margin=0.1)
     assert wide is not None
     assert wide.claims[0].margin == pytest.approx(0.001)
@@ -117,7 +117,7 @@ def test_too_few_test_examples_are_no_claim() -> None:
     claims = claims_of([base, better])
     assert claims is not None
     assert claims.claims[0].outcome == "too few examples"
-    assert claims.sentence.endswith("the difference of `up` is too small for 100 test examples.")
+    assert claims.sentence.endswith(": `up`'s 2.0 points are too small a difference for 100 test examples.")
 
 
 def test_too_few_seeds_claim_nothing() -> None:
@@ -125,14 +125,14 @@ def test_too_few_seeds_claim_nothing() -> None:
     claims = claims_of(two)
     assert claims is not None
     assert claims.sentence == (
-        "The results show nothing against `fedavg`: fewer than 3 different runs with the same "
-        "seeds."
+        "Nothing can be said against `fedavg` yet: there are fewer than 3 different runs with the "
+        "same seeds."
     )
     same = MethodSummary("same", group("same", 0.9).runs * 4, (0, 1, 2, 3))
     claims = claims_of([FEDAVG, BETTER, group("new", 0.9), same])
     assert claims is not None
     assert claims.undecided == ("new", "same")
-    assert claims.sentence.endswith("nothing of `new` and `same`, with too few seeds in common.")
+    assert claims.sentence.endswith(" `new` and `same` have too few seeds in common with `fedavg`.")
     assert len(claims.claims) == 1
 
 
@@ -194,6 +194,6 @@ def test_rows_and_table_hold_the_numbers() -> None:
 def test_the_page_shows_them(make, tmp_path) -> None:
     folders = make.comparison(tmp_path, {"fedavg": {"top": 0.8}, "fedgc": {"top": 0.9}}, seeds=4)
     html = render_report(load_runs(folders))
-    assert "What the results show against" in html
+    assert "Against <span class=\"name\">fedavg</span> (best round" in html
     assert "Differences to fedavg" in html
     assert "<td>better</td>" in html

@@ -140,7 +140,7 @@ def test_the_command_prints_and_draws(make, tmp_path, monkeypatch) -> None:
     done = call("report", "c", "--latex", "--figures", "f")
     assert done.code == 0, done.err
     assert done.out.startswith(r"\begin{tabular}")
-    assert "What the results show against `fedavg`" in done.err
+    assert "Against `fedavg` (best round, paired" in done.err
     assert "f/differences.pdf" in done.err
     assert call("report", "c", "--csv").out.startswith("method,score,seeds")
     other = call("report", "c", "--reference", "fedgc", "--margin", "1", "--json").json

@@ -38,7 +38,7 @@ def test_a_comparison_and_a_run_show_themselves(comparison: Comparison) -> None:
     assert rows == ["fedavg", "fedprox(mu=0.1)"]
     last = comparison.rows[0]["last"]
     assert f"{100 * last:.2f}" in shown
-    assert "The results show nothing against" in shown
+    assert "Nothing can be said against" in shown
     result = comparison.results[0]
     assert "fedavg</code></b>, seed 0: finished" in result._repr_html_()
     frame = comparison.to_frame("rounds")

@@ -170,13 +170,26 @@ def _wanted(message: str, words: _Words) -> str:
 
 
 def meant(kind: type[BaseModel], word: str, known: Sequence[str]) -> str:
-    """Return what to do about an unknown key: a synonym, its own table, or the nearest word."""
+    """Return what to do about an unknown key: a synonym, its own table, or the nearest word.
+
+    The nearest word may be a synonym, and in another table: ``lerning`` is local.lr.
+    """
+    names = [path.rpartition(".")[2] for path in paths(kind)]
     meant = SYNONYMS.get(word, word)
-    if meant not in known and not get_close_matches(word, known, n=1, cutoff=0.8):
-        elsewhere = [path for path in paths(kind) if path.rpartition(".")[2] == meant]
-        if elsewhere:
-            return f"set {' or '.join(elsewhere)}"
-    return did_you_mean(meant if meant in known else word, known, 16)
+    if meant in known or get_close_matches(word, known, n=1, cutoff=0.8):
+        return did_you_mean(meant if meant in known else word, known, 16)
+    asks = "set {}"
+    if meant not in names:
+        here = [other for other, name in SYNONYMS.items() if name in known]
+        close = nearest(word, [*known, *here])
+        if close is not None:
+            return did_you_mean(SYNONYMS.get(close, close), known, 16)
+        far = get_close_matches(word.lower(), [*names, *SYNONYMS], n=1, cutoff=0.65)
+        meant, asks = SYNONYMS.get(far[0], far[0]) if far else "", "did you mean {}?"
+    elsewhere = [path for path in paths(kind) if path.rpartition(".")[2] == meant]
+    if not elsewhere:
+        return did_you_mean(word, known, 16)
+    return asks.format(" or ".join(elsewhere))
 
 
 def table_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:

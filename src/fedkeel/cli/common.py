@@ -162,8 +162,30 @@ class Command(TyperCommand):
         return _unescaped(super().get_help(ctx))
 
 
+COMMAND_GROUPS = {
+    "Prepare": ("new", "data", "check", "doctor", "audit", "methods"),
+    "Train": ("run", "compare", "tune", "reproduce"),
+    "Use": ("report", "rank", "predict", "export"),
+    "Federate": ("flower",),
+}
+"""Heading in the help of the whole command -> commands."""
+
+
 class CommandGroup(TyperGroup):
     """A group of commands that names the nearest one for a misspelled command."""
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]  # noqa: ANN401 - click's
+        """Write the commands of the help under headings that say what they are for."""
+        if ctx.parent is not None:  # a group within the command
+            super().format_commands(ctx, formatter)
+            return
+        width = max(map(len, self.list_commands(ctx)))
+        for heading, members in COMMAND_GROUPS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in members]
+            limit = formatter.width - 6 - width
+            rows = [(n.ljust(width), c.get_short_help_str(limit)) for n, c in commands if c]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
         """Return the help text."""
@@ -245,19 +267,21 @@ def show(as_json: bool, value: Any, *shown: RenderableType) -> None:  # noqa: AN
 
 
 def default_folder(name: str, command: str) -> Path:
-    """Return runs/NAME, or runs/NAME-COMMAND where the results of another command are in that.
+    """Return runs/NAME for a run, runs/NAME-compare for a comparison.
+
+    A comparison in runs/NAME, where earlier versions wrote it, goes on there; a run is then in
+    runs/NAME-run.
 
     Args:
         name: name of the experiment.
         command: ``run`` or ``compare``.
     """
     from fedkeel.records.comparison import INDEX
-    from fedkeel.records.folder import RunFolder
 
     folder = Path("runs") / name
-    holds_run, holds_comparison = RunFolder(folder).exists(), os.path.exists(folder / INDEX)
-    is_taken = holds_run if command == "compare" else holds_comparison
-    return Path("runs") / f"{name}-{command}" if is_taken else folder
+    holds_comparison = os.path.exists(folder / INDEX)
+    is_own = holds_comparison == (command == "compare")
+    return folder if is_own else Path("runs") / f"{name}-{command}"
 
 
 def page_written(write: Callable[[], Path]) -> str:

@@ -32,7 +32,7 @@ def compare(
     out: Path = typer.Option(
         None,
         "--out",
-        help="Folder of the comparison; runs/NAME, beside a run runs/NAME-compare.",
+        help="Folder of the comparison; runs/NAME-compare where nothing is given.",
     ),
     as_json: bool = JSON,
     quiet: bool = QUIET,

@@ -140,25 +140,26 @@ class Claims:
 
     @property
     def sentence(self) -> str:
-        """What the results show, in one sentence."""
+        """What the results show, in a few sentences."""
         reference = quoted(self.reference)
         if not self.claims:
             few = f"fewer than {MIN_SEEDS} different runs with the same seeds"
-            return f"The results show nothing against {reference}: {few}."
-        phrases = [
+            return f"Nothing can be said against {reference} yet: there are {few}."
+        sentences = [
             *self._differences("better"),
             *self._differences("worse"),
             *self._alike(),
             *self._open(),
             *self._undecided(),
         ]
+        first, *others = sentences
         seeds = sorted({len(claim.difference.values) for claim in self.claims})
         over = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seeds"
         corrected = (
             f", corrected for {len(self.claims)} comparisons (Holm)" if len(self.claims) > 1 else ""
         )
         how = f"best round, paired over {over}{corrected}"
-        return f"What the results show against {reference} ({how}): {'; '.join(phrases)}."
+        return " ".join([f"Against {reference} ({how}): {first}.", *(f"{s}." for s in others)])
 
     def _differences(self, outcome: ClaimOutcome) -> list[str]:
         texts = []
@@ -166,10 +167,8 @@ class Claims:
             size = format_difference(claim.difference.stat.mean, claim.score)
             within = f", less than {margin_text(claim)}" if claim.is_alike else ""
             interval = claim.interval_text(claim.difference.interval)
-            texts.append(f"{quoted(claim.method)} by {size} {interval}{within}")
-        if not texts:
-            return []
-        return [f"{outcome} {'is' if len(texts) == 1 else 'are'} {enumeration(texts)}"]
+            texts.append(f"{quoted(claim.method)} is {outcome} by {size} {interval}{within}")
+        return [enumeration(texts)] if texts else []
 
     def _alike(self) -> list[str]:
         claims = self._with("alike")
@@ -182,25 +181,28 @@ class Claims:
     def _open(self) -> list[str]:
         texts = []
         for claim in self._with("open"):
+            mean, seeds = claim.difference.stat.mean, claim.more_seeds
+            side = "lead" if claim.score.sign * mean > 0 else "deficit"
+            size = f"{quoted(claim.method)}'s {side} of {format_difference(mean, claim.score)}"
+            more = "not even 1,000 seeds" if seeds is None else f"about {counted(seeds, 'more seed')}"
+            texts.append((size, f"{more} would show it"))
+        shown = []
+        if len(texts) == 1:
+            shown = [f"Not shown yet: {'; '.join(texts[0])}"]
+        elif texts:
+            shown = [f"Not shown yet: {enumeration([f'{a} ({b})' for a, b in texts])}"]
+        for claim in self._with("too few examples"):
             size = format_difference(claim.difference.stat.mean, claim.score)
-            seeds = claim.more_seeds
-            text = "not even 1,000 seeds"
-            if seeds is not None:
-                text = f"about {seeds} more {'seed' if seeds == 1 else 'seeds'}"
-            texts.append(f"{quoted(claim.method)} ({size}; {text} would show it)")
-        shown = [f"undecided is {enumeration(texts)}"] if texts else []
-        few = self._with("too few examples")
-        if few:
-            names = enumeration([quoted(claim.method) for claim in few])
-            examples = counted(few[0].test_examples or 0, "test example")
-            shown.append(f"the difference of {names} is too small for {examples}")
+            examples = counted(claim.test_examples or 0, "test example")
+            shown.append(f"{quoted(claim.method)}'s {size} are too small a difference for {examples}")
         return shown
 
     def _undecided(self) -> list[str]:
         if not self.undecided:
             return []
         names = enumeration([quoted(name) for name in self.undecided])
-        return [f"nothing of {names}, with too few seeds in common"]
+        have = "has" if len(self.undecided) == 1 else "have"
+        return [f"{names} {have} too few seeds in common with {quoted(self.reference)}"]
 
     def _with(self, outcome: ClaimOutcome) -> list[Claim]:
         """Return the claims of a kind, the largest difference first."""
