@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, fields, replace
@@ -228,11 +229,22 @@ def test_a_damaged_run_is_said_in_one_sentence(folder: RunFolder, text: str, wor
 
 
 def test_no_run_there(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
-        assert not RunFolder(path).exists()
-        with pytest.raises(RunError, match="is not a run folder"):
-            RunFolder(path).read_run()
+    (tmp_path / "try.toml").touch()
+    (tmp_path / "both" / "fedavg-s0").mkdir(parents=True)
+    (tmp_path / "both" / "fedavg-s0" / "run.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    for path, do in {
+        "empty": "do   give a folder that `fedkeel run` wrote",
+        "missing/deeper": "There is no folder .*\n  do   check the path",
+        "both/fedavg-s1": f"There is no folder .*\n  do   did you mean {tmp_path}/both/fedavg-s0",
+        "both/xyz": f"do   runs in {tmp_path}/both: fedavg-s0",
+        "try.toml": "got a file; expected .*\n  do   run it first",
+        "both": f"got a folder of a run\n  do   give one: {tmp_path}/both/fedavg-s0",
+    }.items():
+        assert not RunFolder(tmp_path / path).exists()
+        with pytest.raises(RunError) as caught:
+            RunFolder(tmp_path / path).read_run()
+        assert re.search(do, str(caught.value)), (path, str(caught.value))
 
 
 # --- starting ------------------------------------------------------------------------------------

@@ -51,6 +51,12 @@ MISTAKES = {
     "no file": (("run",), "ConfigError", "neither"),
     "missing file": (("run", "missing.toml"), "ConfigError", "no such experiment"),
     "folder without a run": (("run", "."), "ConfigError", "no such experiment"),
+    "data in place of an experiment": (
+        ("run", "patients.CSV"),
+        "ConfigError",
+        "fedkeel new NAME --data patients.CSV --label COLUMN",
+    ),
+    "a module in place of an experiment": (("run", "net.py"), "ConfigError", "is a TOML file"),
     "broken toml": (("run", "broken.toml"), "ConfigError", "not valid TOML"),
     "no text": (("run", "bytes.toml"), "ConfigError", "cannot be read"),
     "file and preset": (("run", "toy.toml", "--preset", "digits"), "ConfigError", "both"),
@@ -143,7 +149,7 @@ MISTAKES = {
     "check": (("check", "toy.toml", "-s", "local.lrr=1"), "ConfigError", "'lr'"),
     "inspect": (("data", "inspect", "missing.toml"), "ConfigError", "missing.toml"),
     "get": (("data", "get", "minst"), "DataError", "mnist"),
-    "report of nothing": (("report", "missing"), "RunError", "neither a run nor a comparison"),
+    "report of nothing": (("report", "missing"), "RunError", "There is no folder missing"),
     # places to write
     "a file in the way": (("run", "toy.toml", "--out", "text.npz"), "RunError", "text.npz"),
     "a file in the path": (("run", "toy.toml", "--out", "text.npz/x"), "RunError", "text.npz"),

@@ -140,6 +140,19 @@ def test_tables_of_clients_of_which_one_lacks_a_column(patients: Path) -> None:
     assert call("run", "two.toml", "-q", "-s", "rounds=1").code == 0
 
 
+def test_a_network_that_is_too_narrow_is_told_what_an_example_has(patients: Path) -> None:
+    words = ("--data", "patients.csv", "--label", "outcome", "--client", "hospital")
+    assert call("new", "heart", *words).code == 0
+    text = Path("heart_model.py").read_text()
+    Path("narrow.py").write_text(text.replace("nn.Linear(inputs, hidden)", "nn.Linear(4, hidden)"))
+    done = call("check", "heart.toml", "-s", "model.name=narrow:Net")
+    assert done.code == 2
+    assert done.err.splitlines()[-1] == (
+        "  do   give the first layer 6 inputs: 3 columns of numbers + one column of 2 categories + "
+        "one gap indicator"
+    )
+
+
 def test_a_known_set_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert call("new", "2nd-try", "--data", "digits").code == 0

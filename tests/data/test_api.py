@@ -320,3 +320,35 @@ def test_ids_that_are_numbers_are_in_their_order(ids):
     assert [clients.client(k).tolist() for k in range(len(clients))] == [
         np.flatnonzero(client == k).tolist() for k in range(len(names))
     ]
+
+
+def test_a_federation_is_told_in_five_lines() -> None:
+    hospitals = {"north": (X[:40], Y[:40]), "south": (X[:15], Y[:15])}
+    assert repr(api.from_clients(hospitals, holdout=0.2)).splitlines() == [
+        "Federation of 2 clients: north, south",
+        "  divided   client: 2 clients of 12 to 32 examples (median 22), 3 classes each, "
+        "11 more held out",
+        "  train     44 examples, 12 to 32 each",
+        "  held out  11 examples",
+        "  example   input [2], 3 classes",
+    ]
+    quantities = federation(dataset({"a": X, "b": X[:, 0]}, X + 0.5), [[0, 1]])
+    assert repr(quantities).splitlines() == [
+        "Federation of one client",
+        "  divided   given",
+        "  train     2 examples, 2 each",
+        "  held out  nothing",
+        "  example   a [2], b [], targets [60, 2]",
+    ]
+    many = api.from_clients([(X, Y)] * 300)
+    assert len(repr(many).splitlines()) == 5
+    assert max(map(len, repr(many).splitlines())) < 100
+
+
+def test_clients_of_unequal_shapes_are_told_what_to_do() -> None:
+    with pytest.raises(DataError, match="client b: inputs have another shape") as caught:
+        api.from_clients({"a": (X, Y), "b": (np.zeros((60, 3)), Y)})
+    assert "same columns in the same order" in str(caught.value)
+    with pytest.raises(DataError, match="do not match") as caught:
+        api.from_clients({"a": (X, Y[:30])})
+    assert "from the same rows" in str(caught.value)

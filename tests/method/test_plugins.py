@@ -61,8 +61,6 @@ class Thawed(Slow):
 
 @dataclass(frozen=True)
 class Vague(UpdateTransform):
-    name: ClassVar[str] = "vague"
-
     def transform_update(self, delta, round):
         return delta
 
@@ -321,7 +319,7 @@ def test_the_real_entry_points_can_be_read() -> None:
         ("mine:empty", "no part"),
         ("mine:twins", "each with a name of its own"),
         ("mine:Thawed", "is not a frozen dataclass"),
-        ("mine:Vague", "does not set paper"),
+        ("mine:Vague", "does not set name"),
         ("mine:Half", "lacks penalty_gradient, pull"),
         ("mine:Penalty", "'mine' only imports 'Penalty'"),
         ("mine:Idle", "plays no role"),

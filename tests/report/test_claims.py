@@ -117,7 +117,9 @@ def test_too_few_test_examples_are_no_claim() -> None:
     claims = claims_of([base, better])
     assert claims is not None
     assert claims.claims[0].outcome == "too few examples"
-    assert claims.sentence.endswith(": `up`'s 2.0 points are too small a difference for 100 test examples.")
+    assert claims.sentence.endswith(
+        ": `up`'s 2.0 points are too small a difference for 100 test examples."
+    )
 
 
 def test_too_few_seeds_claim_nothing() -> None:
@@ -194,6 +196,6 @@ def test_rows_and_table_hold_the_numbers() -> None:
 def test_the_page_shows_them(make, tmp_path) -> None:
     folders = make.comparison(tmp_path, {"fedavg": {"top": 0.8}, "fedgc": {"top": 0.9}}, seeds=4)
     html = render_report(load_runs(folders))
-    assert "Against <span class=\"name\">fedavg</span> (best round" in html
+    assert 'Against <span class="name">fedavg</span> (best round' in html
     assert "Differences to fedavg" in html
     assert "<td>better</td>" in html

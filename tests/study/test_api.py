@@ -24,6 +24,7 @@ from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError,
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.result import Result
 from fedkeel.study.comparison import Comparison
+from fedkeel.study.watching import STOPPED, _without_traceback
 from toys import Net, federation, held, same
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model_and_data.py"
@@ -281,6 +282,45 @@ def test_an_interrupt_ends_a_run_in_memory_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CALLS_LEFT", "30")
     with pytest.raises(KeyboardInterrupt):
         run(task=fk.Task(Net, loss=interrupting), rounds=9)
+
+
+@pytest.mark.parametrize("call", ["run", "compare"])
+def test_an_interrupt_ends_a_script_without_a_traceback(tmp_path: Path, call: str) -> None:
+    script = tmp_path / "script.py"
+    method = '"fedavg"' if call == "run" else '["fedavg", "fedgh"]'
+    script.write_text(
+        "import os, signal, torch\n"
+        "import fedkeel as fk\n"
+        "x = torch.randn(20, 3)\n"
+        "def loss(output, y):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return torch.nn.functional.cross_entropy(output, y, reduction='none')\n"
+        "data = {'a': (x, (x[:, 0] > 0).long())}\n"
+        "try:\n"
+        f"    fk.{call}({method}, task=fk.Task(torch.nn.Linear(3, 2), loss=loss),\n"
+        "        clients=fk.from_clients(data), test=data['a'], rounds=9,\n"
+        "        local=fk.Local(lr=0.1, epochs=1, batch_size=20), engine=fk.Engine())\n"
+        "finally:\n"
+        "    print('tidied')\n"
+    )
+    source = str(Path(fk.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+    assert done.stdout == "tidied\n"  # the script's own handlers see the interrupt
+    assert done.stderr.splitlines()[-1] == STOPPED
+    assert "Traceback" not in done.stderr
+    assert done.returncode == -signal.SIGINT
+
+
+def test_what_is_not_our_interrupt_has_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    _without_traceback(KeyboardInterrupt, KeyboardInterrupt(), None)
+    _without_traceback(ValueError, ValueError("on purpose"), None)
+    assert capsys.readouterr().err == "KeyboardInterrupt\nValueError: on purpose\n"
 
 
 def test_an_interrupt_ends_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

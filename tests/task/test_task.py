@@ -230,6 +230,22 @@ class Fails(nn.Module):
         raise self.error
 
 
+class Headless(nn.Module):
+    """Has layers, and says nothing of what comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+
+def test_a_module_without_forward_is_told_to_have_one() -> None:
+    text = refusal(Headless())
+    assert "Headless cannot take the data" in text
+    assert text.endswith(
+        "do   write its method forward(self, x), which returns one row of scores for each example"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "says"),
     [

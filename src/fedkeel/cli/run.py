@@ -44,6 +44,7 @@ def run(
     from fedkeel.records.run_record import to_json
     from fedkeel.report.alerts import problems
     from fedkeel.report.client_gains import client_table, personal_rows
+    from fedkeel.report.feature_report import feature_notes
     from fedkeel.report.page import write_report
     from fedkeel.report.runs import load_runs
     from fedkeel.report.tables import terminal_table
@@ -90,7 +91,7 @@ def run(
         terminal_table(Comparison([result]).table),
         *([client_table(clients).terminal(is_wrapped=True)] if clients else []),
     )
-    for sentence in problems(runs):
+    for sentence in [*feature_notes(runs), *problems(runs)]:
         say(console, sentence)
     for warning in record.warnings if quiet else ():
         say(console, f"warning: {warning}")

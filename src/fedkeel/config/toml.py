@@ -53,6 +53,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         ConfigError: the file cannot be read, is not TOML, or holds a setting that cannot be used.
     """
     path = Path(os.path.expanduser(path))
+    _check_suffix(path)
     try:
         text = read_within(path).decode("utf-8-sig")  # with a byte order mark or without
     except FileNotFoundError:
@@ -69,6 +70,21 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     values = parse(text, str(path))
     check_meaning(path, text, values)
     return build(Experiment, override(values, overrides), str(path))
+
+
+def _check_suffix(path: Path) -> None:
+    """Refuse data and Python files, which would be read as TOML."""
+    advice = {
+        ".py": "give the experiment file that names this module, such as model.name",
+        **dict.fromkeys(
+            (".csv", ".parquet", ".npz", ".tsv", ".xlsx", ".json"),
+            f"write one for these data: fedkeel new NAME --data {path} --label COLUMN",
+        ),
+    }
+    if do := advice.get(path.suffix.lower()):
+        raise ConfigError(
+            "An experiment is a TOML file.", got=str(path), expected="NAME.toml", do=do
+        )
 
 
 def parse(text: str, where: str) -> dict[str, Any]:

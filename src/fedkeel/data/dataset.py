@@ -336,6 +336,7 @@ def dataset(
             f"{name}: inputs and targets do not match.",
             got=f"x {shape_text(xs)}, y {shape_text(ys)}",
             expected="x [N, ...] and y [N] or [N, ...], one target for each input",
+            do="see that both come from the same rows, with the examples as the first axis",
         )
     if sizes == {0}:
         raise DataError(f"{name}: there are no examples.", do="check the file or the split")

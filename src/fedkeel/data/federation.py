@@ -20,7 +20,8 @@ from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation_html import federation_html
 from fedkeel.data.hold_out import set_aside
 from fedkeel.data.user_arrays import as_rows, check_in_memory
-from fedkeel.errors import DataError, counted
+from fedkeel.data.values import shape_text
+from fedkeel.errors import DataError, counted, printable
 from fedkeel.records.histogram import Histogram
 
 _SMALL_TABLE = 1_000_000
@@ -105,6 +106,30 @@ class Federation:
         cells += self.data.labels[self.rows]
         flat = np.bincount(cells, minlength=size)
         return flat.reshape(len(self), self.data.classes).astype(np.int64, copy=False)
+
+    def __repr__(self) -> str:
+        """Return five lines: clients, division, examples, what is held out, and one example."""
+        names = ", ".join(self.names[:6]) + (", ..." if len(self.names) > 6 else "")
+        sizes, held = self.sizes, 0 if self.holdout_rows is None else len(self.holdout_rows)
+        few, most = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
+        each = f"{few:,}" if few == most else f"{few:,} to {most:,}"
+        data = self.data
+        classes = (
+            counted(data.classes, "class") if data.classes else f"targets {shape_text(data.y)}"
+        )
+        shape = data.shape
+        by_name = shape if isinstance(shape, dict) else {"input": shape}
+        inputs = ", ".join(f"{name} {list(of)}" for name, of in by_name.items())
+        known = ", ".join(map(str, data.label_names[:6])) if data.label_names else ""
+        lines = [
+            f"Federation of {counted(len(self), 'client')}" + (f": {names}" if names else ""),
+            f"  divided   {self.how.get('says') or self.how['kind']}",
+            f"  train     {counted(len(self.rows), 'example')}, {each} each",
+            f"  held out  {counted(held, 'example') if held else 'nothing'}",
+            f"  example   {inputs}, {classes}"
+            + (f": {known}" + (", ..." if len(data.label_names) > 6 else "") if known else ""),
+        ]
+        return "\n".join(map(printable, lines))
 
     def _repr_html_(self) -> str:
         is_counted = self.data.has_labels and len(self) * self.data.classes <= _SMALL_TABLE

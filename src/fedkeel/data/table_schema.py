@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, counted
 
 Missing = Literal["refuse", "mean", "indicator"]
 """What becomes of a value that is missing; see `fedkeel.config.Data`."""
@@ -76,6 +76,26 @@ class TableSchema:
     missing: Missing = "refuse"
     label: str = ""
     dropped: tuple[str, ...] = ()
+
+    @property
+    def width_told(self) -> str:
+        """How many inputs an example has, and what they come from.
+
+        >>> columns = Column("age"), Column("sex", ("f", "m")), Column("dose", indicator=True)
+        >>> TableSchema(columns).width_told
+        '5 inputs: 2 columns of numbers + one column of 2 categories + one gap indicator'
+        """
+        numbers = sum(column.categories is None for column in self.columns)
+        categories = [len(column.categories) for column in self.columns if column.categories]
+        gaps = sum(column.indicator for column in self.columns)
+        parts = [f"{counted(numbers, 'column')} of numbers"] if numbers else []
+        if categories:
+            of = f"{sum(categories)} categories" + (" in all" if len(categories) > 1 else "")
+            parts.append(f"{counted(len(categories), 'column')} of {of}")
+        if gaps:
+            parts.append(counted(gaps, "gap indicator"))
+        inputs = sum(len(column.inputs) for column in self.columns)
+        return f"{counted(inputs, 'input')}: {' + '.join(parts)}"
 
     @classmethod
     def of(

@@ -131,8 +131,8 @@ class Part(ABC):
 
     name: ClassVar[str]
     """Unique name, which is also its namespace of state and messages, e.g. ``fedgc.cgc``."""
-    paper: ClassVar[str]
-    """Citation key in papers.bib; other methods share the names FedGC and FedGH."""
+    paper: ClassVar[str] = ""
+    """Citation key in papers.bib; other methods share the names FedGC and FedGH. "" for none."""
     weights: ClassVar[Weights | None] = None
     """The paper's client weights, where it states any."""
     needs: ClassVar[frozenset[Capability]] = frozenset()

@@ -122,15 +122,13 @@ def _flaw(kind: type[Part]) -> str:
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         return f"lacks {', '.join(missing)}, which its roles ask for"
-    unset = [n for n in ("name", "paper", "pairing") if _is_unset(kind, n)]
+    unset = [n for n in ("name", "pairing") if _is_unset(kind, n)]
     if unset:
         return f"does not set {', '.join(unset)}"
     if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", kind.name) or kind.name in RESERVED:
         return f"calls itself {kind.name!r}, which is not a name for a part"
     if kind.paper and kind.paper not in entries():
-        return (
-            f"cites {kind.paper!r}, which is not in papers.bib; set paper = '' if there is no paper"
-        )
+        return f"cites {kind.paper!r}, which is not in papers.bib; leave it out if there is none"
     if "__dataclass_fields__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return "is not a frozen dataclass"
     missing = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]

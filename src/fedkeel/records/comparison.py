@@ -11,7 +11,7 @@ from typing import Any
 from fedkeel.base.named_files import read_regular
 from fedkeel.errors import RunError
 from fedkeel.records.files import parse_json, write_text
-from fedkeel.records.folder import RunFolder
+from fedkeel.records.folder import RunFolder, no_run
 from fedkeel.records.run_record import EngineChoice, to_json
 
 INDEX = "comparison.json"
@@ -65,7 +65,9 @@ def runs_of(path: Path) -> list[Path]:
         return [path]
     index = path / INDEX
     if not os.path.exists(index):  # False for a name that is too long, too
-        below = _below(path) if os.path.isdir(path) else ""
+        if not os.path.isdir(path):
+            raise no_run(path)
+        below = _below(path)
         raise RunError(
             f"{path} holds neither a run nor a comparison.",
             expected=f"a folder with run.json or {INDEX}",

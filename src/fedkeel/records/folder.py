@@ -46,7 +46,7 @@ from safetensors.numpy import load_file
 
 from fedkeel.base.feature import declarations
 from fedkeel.base.named_files import RECORD_BYTES, expanded, read_regular
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, nearest
 from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint, write_checkpoint
 from fedkeel.records.client_models import CLIENT_MODELS
 from fedkeel.records.files import (
@@ -293,7 +293,7 @@ class RunFolder:
         try:
             values = parse_json(read_regular(file, RECORD_BYTES))
         except (FileNotFoundError, NotADirectoryError):
-            raise RunError(f"{self.path} is not a run folder.", got="no run.json in it") from None
+            raise no_run(self.path) from None
         except (OSError, ValueError) as error:
             raise RunError(f"{file} cannot be read.", got=error) from None
         if not isinstance(values, dict):
@@ -529,3 +529,33 @@ def deciding(config: str) -> dict[str, Any]:
     others = (f"{table}." for table in ("engine", "flower", "compare", "tune", *tables))
     apart = ("name", *others)
     return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}
+
+
+def no_run(path: Path) -> RunError:
+    """Return what to say of a path that is no run folder, with the run that may be meant."""
+    what = f"{path} is not a run folder."
+    if os.path.isfile(path):
+        run = "run it first, and give the folder that `fedkeel run` names"
+        do = run if path.suffix == ".toml" else "give the folder in which this file is"
+        return RunError(what, got="a file", expected="a folder with run.json", do=do)
+    if not os.path.lexists(path):
+        return RunError(f"There is no folder {path}.", do=_runs_beside(path))
+    below = [entry.name for entry in sorted(path.iterdir()) if RunFolder(entry).exists()]
+    if below:
+        runs = f"{len(below)} runs" if len(below) > 1 else "a run"
+        return RunError(what, got=f"a folder of {runs}", do=f"give one: {path / below[0]}")
+    return RunError(what, got="no run.json in it", do="give a folder that `fedkeel run` wrote")
+
+
+def _runs_beside(path: Path) -> str:
+    """Return which runs are where a path should be."""
+    parent = path.parent
+    names = []
+    if os.path.isdir(parent):
+        names = [entry.name for entry in parent.iterdir() if RunFolder(entry).exists()]
+    if not names:
+        return "check the path; `fedkeel run` says at its end where the run is"
+    close = nearest(path.name, names)
+    if close is not None:
+        return f"did you mean {parent / close}?"
+    return f"runs in {parent}: {', '.join(sorted(names)[:12])}"

@@ -184,7 +184,9 @@ class Claims:
             mean, seeds = claim.difference.stat.mean, claim.more_seeds
             side = "lead" if claim.score.sign * mean > 0 else "deficit"
             size = f"{quoted(claim.method)}'s {side} of {format_difference(mean, claim.score)}"
-            more = "not even 1,000 seeds" if seeds is None else f"about {counted(seeds, 'more seed')}"
+            more = (
+                "not even 1,000 seeds" if seeds is None else f"about {counted(seeds, 'more seed')}"
+            )
             texts.append((size, f"{more} would show it"))
         shown = []
         if len(texts) == 1:
@@ -194,7 +196,9 @@ class Claims:
         for claim in self._with("too few examples"):
             size = format_difference(claim.difference.stat.mean, claim.score)
             examples = counted(claim.test_examples or 0, "test example")
-            shown.append(f"{quoted(claim.method)}'s {size} are too small a difference for {examples}")
+            shown.append(
+                f"{quoted(claim.method)}'s {size} are too small a difference for {examples}"
+            )
         return shown
 
     def _undecided(self) -> list[str]:

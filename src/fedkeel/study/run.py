@@ -14,7 +14,7 @@ from fedkeel.runner.features import callbacks_of
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-from fedkeel.study.watching import display_of, interruptible
+from fedkeel.study.watching import display_of, interruptible, without_traceback
 
 
 def run(
@@ -26,7 +26,7 @@ def run(
     callbacks: Sequence[Callback],
 ) -> Result:
     """Make a run; the arguments are those of `fedkeel.Simulation.run`."""
-    with display_of(progress) as display, one_at_a_time(display.waiting):
+    with display_of(progress) as display, without_traceback(), one_at_a_time(display.waiting):
         display.prepare()
         prepared = prepare(settings, ingredients)
         shown = display.follow(run_name(settings))

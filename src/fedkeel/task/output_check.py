@@ -40,7 +40,7 @@ def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outpu
             f"{name} cannot take the data.",
             got=f"inputs of shape {shape_text(x)}: {one_line(error)}",
             why=f"raised in {where_raised(error)}",
-            do=_input_remedy(error, x),
+            do=_input_remedy(error, x, data),
         ) from error
     needs_scores = network.task_loss is cross_entropy
     if needs_scores and isinstance(data.y, dict):
@@ -153,8 +153,10 @@ def _about_labels(data: Dataset) -> str | None:
     return f"the labels are {names}{more}" if names else None
 
 
-def _input_remedy(error: Exception, x: Values) -> str:
+def _input_remedy(error: Exception, x: Values, data: Dataset) -> str:
     """Return what to do about inputs that a network cannot take."""
+    if isinstance(error, NotImplementedError) and '"forward"' in str(error):
+        return "write its method forward(self, x), which returns one row of scores for each example"
     if "Long" in str(error) and tensors_of(x)[0].is_floating_point():  # what nn.Embedding asks for
         return (
             "in Python: fk.dataset(x, y, tokens=True), fk.iid(..., tokens=True); an experiment "
@@ -167,6 +169,8 @@ def _input_remedy(error: Exception, x: Values) -> str:
         )
     if not isinstance(error, RuntimeError):
         return "correct the module until it takes such inputs by itself"
+    if data.schema is not None:
+        return f"give the first layer {data.schema.width_told}"
     return "check the first layer against the shape of one example"
 
 

@@ -15,6 +15,7 @@ from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.features.budget.accountant import Account, Release
 from fedkeel.features.budget.feature import account_of
 from fedkeel.features.budget.noise_forecast import QUIET, NoiseForecast, noise_forecast
+from fedkeel.features.budget.report import PrivacyReport
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report.page import write_report
 from fedkeel.report.runs import load_runs
@@ -244,6 +245,17 @@ def test_the_page_the_table_and_the_record_show_it(tmp_path: Path) -> None:
     assert "Epsilon spent" in page
     assert "of 4; client level, delta 0.01" in page
     assert method.record.privacy.text == "epsilon 4, delta 0.01, client level"
+    sigma = method.record.privacy.sigma
+    (told,) = PrivacyReport.notes([method])
+    spent = f"{method.summary.stat('epsilon').mean:.3g}"
+    assert told == (
+        f"Privacy of `fedavg`: epsilon {spent} of 4 is spent at delta 0.01; it protects a client "
+        "with all its examples (client level). Mechanism: `dpclient` clips, and adds Gaussian "
+        f"noise of {sigma:.4g} times the bound; PLD accounting."
+    )
+    assert "Mechanism: " in page
+    start(prepared(), tmp_path / "plain")
+    assert PrivacyReport.notes(load_runs([tmp_path / "plain"])) == []
 
 
 def test_a_key_at_the_server_decides_noise_and_cohorts(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ class Sample(Part):
     mu: float = param(0.0)
     nu: float = param(0.0)
     name: ClassVar[str] = "sample"
+    paper: ClassVar[str] = "somebody2030"
 
 
 def documented(text: str) -> type[Part]:
@@ -177,3 +178,44 @@ def test_args_without_hyper_parameters() -> None:
     Plain.__doc__ = WHOLE
     with pytest.raises(CompositionError, match="another order"):
         read(Plain)
+
+
+@dataclass(frozen=True)
+class Private(Part):
+    """Is a method of one's own.
+
+    Sent: nothing.
+    State: none.
+    Cost: none.
+    Laws: none.
+    Deviations: none.
+
+    Example:
+        >>> 1
+        1
+    """
+
+    name: ClassVar[str] = "private"
+
+
+def test_a_private_method_needs_no_source() -> None:
+    doc = read(Private)
+    assert (doc.source, doc.sent, doc.deviations) == ("", "nothing.", "none.")
+    assert Private.paper == ""
+
+
+def test_a_source_is_asked_for_where_a_paper_is_cited_or_the_word_is_misspelt() -> None:
+    class Cites(Private):
+        __doc__ = Private.__doc__
+        paper: ClassVar[str] = "li2020fedprox"
+
+    class Misspelt(Private):
+        __doc__ = (Private.__doc__ or "").replace("    Sent:", "    Sorce: me.\n    Sent:")
+
+    class Ours(Private):
+        __doc__ = Private.__doc__
+        __module__ = "fedkeel.method.parts.ours"
+
+    for kind in (Cites, Misspelt, Ours):
+        with pytest.raises(CompositionError, match="has no 'Source'"):
+            read(kind)

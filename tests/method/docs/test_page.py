@@ -158,7 +158,7 @@ def test_what_cannot_be_composed_has_no_page() -> None:
     ("module", "docstring", "says"),
     [
         ("without", "", "This part has no docstring."),
-        ("partly", '"""Does it."""', "Does it.\n  The docstring of slow (Slow) has no 'Source'."),
+        ("partly", '"""Does it."""', "Does it.\n  The docstring of slow (Slow) has no 'Args'."),
         ("empty", '""', "This part has no docstring."),
     ],
 )

@@ -141,7 +141,7 @@ def test_the_command_checks_it(here: Path) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     wrong = text.replace("signs = {", 'delta["fc1.bias"].add_(1.0)\n        signs = {')
     assert wrong != text
-    (here / "bad_method.py").write_text(wrong.replace("Source: ", "From: "), encoding="utf-8")
+    (here / "bad_method.py").write_text(wrong.replace("Sent: ", "From: "), encoding="utf-8")
     done = call("methods", "bad_method:Agreement", "--check")
     assert done.code == 1
     assert "fails  its docstring says what it is\n       The docstring of agreement" in done.out

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -403,6 +405,26 @@ def test_one_of_several_inputs_is_given_in_the_type_of_the_training(tmp_path: Pa
     given = {"ids": x["ids"].astype(np.float32), "dose": np.ones(30, np.int64)}
     same = {"ids": x["ids"], "dose": np.ones(30, np.float32)}
     torch.testing.assert_close(model.predict(given).scores, model.predict(same).scores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_nothing_of_other_packages_is_printed(
+    folder: Path, strict: TrainedModel, suffix: str
+) -> None:
+    """In a process of its own: a logger remembers what it has said."""
+    if suffix == "onnx":
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxscript")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedkeel", "export", "strict", f"quiet.{suffix}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(fk.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("", f"wrote quiet.{suffix}\n")
 
 
 @pytest.mark.slow

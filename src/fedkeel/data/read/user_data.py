@@ -409,6 +409,9 @@ def _join_arrays(
                     f"{what}: {of} have another shape than those of {parts[0][0]}.",
                     got=f"{shape} for one example",
                     expected=f"{expected}",
+                    why="one model is trained for all, so an example has one form everywhere",
+                    do="give all the same columns in the same order, or pad or crop what is longer;"
+                    " tables as files may lack columns, see data.missing",
                 )
     names = _common_names([what for what, _, _ in parts], datasets)
     datasets = [

@@ -15,6 +15,7 @@ class PrivacyDeclaration(Declaration):
     settings_class = Privacy
     meaning = "the budget of differential privacy; None runs without."
     record_class = PrivacyRecord
+    report = "fedkeel.features.budget.report:PrivacyReport"
     places = ("key_file",)
     example = "epsilon=8.0, delta=1e-5"
     figures = (

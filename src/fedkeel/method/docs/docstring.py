@@ -1,7 +1,8 @@
 """Reads the docstring of a part field by field; a missing or misspelt field is an error.
 
 A docstring has one line, then formulae and paragraphs, then the fields in the order of `FIELDS`,
-with Args where the part has hyper-parameters. Continuation lines are indented.
+with Args where the part has hyper-parameters. A user's part that cites no paper may leave out
+Source. Continuation lines are indented.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Docstring:
     Args:
         summary: the first line.
         body: formulae and paragraphs, in order.
-        source: citation key, equations, algorithm.
+        source: citation key, equations, algorithm; "" for none.
         args: the meaning of each hyper-parameter, in the order of declaration.
         sent: the traffic beyond the model.
         state: the state, and where it is stored.
@@ -79,7 +80,11 @@ def read(kind: type[Part]) -> Docstring:
     begin = next((i for i, line in enumerate(lines) if _is_field(line)), len(lines))
     fields = _fields(kind, lines[begin:])
     parameters = [field.name for field in dataclasses.fields(kind)]
-    expected = [name for name in FIELDS if name != "Args" or parameters]
+    optional = set() if parameters else {"Args"}
+    is_own = not kind.paper and not kind.__module__.startswith("fedkeel.")
+    if is_own and "Source" not in fields and _close("Source", lines) is None:
+        optional.add("Source")
+    expected = [name for name in FIELDS if name not in optional]
     for name in expected:
         if not fields.get(name):
             raise _wrong(kind, f"has no '{name}'", _misspelt(name, lines))
@@ -95,7 +100,7 @@ def read(kind: type[Part]) -> Docstring:
         body=tuple(_body(lines[1:begin])),
         args=args,
         example="\n".join(fields["Example"]),
-        **{name.lower(): " ".join(fields[name]) for name in expected if name not in _BLOCKS},
+        **{n.lower(): " ".join(fields.get(n, [])) for n in FIELDS if n not in _BLOCKS},
     )
 
 
@@ -173,9 +178,14 @@ def _body(lines: list[str]) -> Iterator[str | Maths]:
 
 def _misspelt(name: str, lines: list[str]) -> str | None:
     """Return advice on a field that is missing or misspelt."""
-    words = [match[1] for line in lines if (match := _FIELD.match(line)) and match[1] not in FIELDS]
-    close = nearest(name, words)
+    close = _close(name, lines)
     return f"write '{name}:' for '{close}:'" if close else f"write '{name}: ...'"
+
+
+def _close(name: str, lines: list[str]) -> str | None:
+    """Return the word that stands for a field where it is misspelt, None for none."""
+    words = [match[1] for line in lines if (match := _FIELD.match(line)) and match[1] not in FIELDS]
+    return nearest(name, words)
 
 
 def _wrong(kind: type[Part], what: str, do: str | None = None) -> CompositionError:

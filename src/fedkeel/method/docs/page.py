@@ -111,7 +111,7 @@ def _part(part: Part) -> list[PageBlock]:
             blocks.append(PageBlock("maths", piece.latex))
         else:
             blocks.append(PageBlock("text", piece))
-    blocks += [PageBlock("item", doc.source, "Source"), roles]
+    blocks += [*([PageBlock("item", doc.source, "Source")] if doc.source else []), roles]
     for one in hyperparameters(part):
         blocks.append(PageBlock("item", f"{doc.args[one.name]} ({_typed(one)})", f"`{one.name}`"))
     for label in ("Sent", "State", "Cost", "Laws", "Deviations"):

@@ -11,8 +11,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ from fedkeel.task.predict.trained_model import TrainedModel, metadata
 
 _Answers = Callable[[Tensor], Sequence[Tensor]]
 """Inputs [N, ...] -> what a file answers."""
+
+_REGISTRATION = "torch.onnx._internal.exporter._registration"
+"""The logger that names each operator of torchvision where that is not installed."""
 
 _OTHERWISE = 1e-3
 """Difference of answers, as a share of the largest one and of 1, from which they are others."""
@@ -89,7 +94,8 @@ def export(model: TrainedModel, path: Path) -> Path:
         )
     module, example = _with_preparation(model.module, model.preparation)
     try:
-        content, answers = write(module, example, metadata(model))
+        with _without_noise():
+            content, answers = write(module, example, metadata(model))
         _check_answers(module, answers, _inputs_like(example, model.preparation, module), path)
     except ModelError:
         raise
@@ -102,6 +108,26 @@ def export(model: TrainedModel, path: Path) -> Path:
         ) from error
     write_bytes(path, content)
     return path
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Keep warnings of the exporters to themselves: they are about packages that nobody asked for.
+
+    What cannot be written is an error, and `_check_answers` finds what is written wrongly.
+    """
+    loggers = [logging.getLogger(name) for name in (_REGISTRATION, "torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _with_preparation(module: nn.Module, preparation: InputPreparation) -> tuple[nn.Module, Tensor]:
