@@ -16,11 +16,11 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedkeel.base.rng import generator
+from fedkeel.base.values import shape_text
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.federation_html import federation_html
 from fedkeel.data.hold_out import set_aside
 from fedkeel.data.user_arrays import as_rows, check_in_memory
-from fedkeel.data.values import shape_text
 from fedkeel.errors import DataError, counted, printable
 from fedkeel.records.histogram import Histogram
 
