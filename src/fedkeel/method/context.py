@@ -513,6 +513,7 @@ class Round:
         optimiser: state of the local optimiser after the last step.
         update: the update as the update transforms left it, before a codec; only what comes after
             them sees it.
+        loss: [] mean training loss over the steps, of each as it was before the step.
         part: name of the part.
         nonlinear_part: name of a part, or of the local optimiser, that makes the local path
             something else than a weighted sum of gradients; "" for none.
@@ -532,6 +533,7 @@ class Round:
     diagnostics: dict[str, Tensor] = field(default_factory=dict)
     optimiser: State = field(default_factory=dict)
     update: Tree = field(default_factory=dict)
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     part: str = ""
     nonlinear_part: str = ""
 

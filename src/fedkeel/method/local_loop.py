@@ -334,6 +334,7 @@ def client_finish(
         if path_length is None
         else path_length,
         lr=message.lr if lr is None else lr,
+        loss=local.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
         make_all_examples_step=all_examples_step,
         nonlinear_part=training.nonlinear_part,
         optimiser=local.optimiser,
@@ -375,7 +376,7 @@ def client_finish(
         buffers=buffers,
         uploads=uploads,
         client_state=client_state,
-        loss=local.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
+        loss=round.loss,
         finite=all_finite(
             {
                 "update": dict(update),
