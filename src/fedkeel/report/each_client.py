@@ -40,9 +40,9 @@ MOST_CLIENTS = 30
 _LISTED = 6
 """Clients that a sentence names."""
 
-Outcome = Literal["gains", "loses", "open", "too few examples", "too few seeds"]
+ClientOutcome = Literal["gains", "loses", "open", "too few examples", "too few seeds"]
 
-MARKS: dict[Outcome, str] = {"gains": "▲", "loses": "▼"}
+MARKS: dict[ClientOutcome, str] = {"gains": "▲", "loses": "▼"}
 """What stands beside a gain or a loss that is shown."""
 
 
@@ -73,7 +73,7 @@ class ClientGain:
         return self.difference.stat.mean
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ClientOutcome:
         """What the seeds show."""
         if self.p_value is None:
             return "too few seeds"
