@@ -61,6 +61,33 @@ def test_gradients_do_not_load_the_compiler() -> None:
     )
 
 
+def test_steps_are_compiled_without_torchs_compiler() -> None:
+    """What says which form these operations' results have would load it; later it is left alone."""
+    in_a_new_process(
+        """
+        import sys, torch
+        from fedkeel.engine.compiler.compiled_function import CompiledFunction
+
+        def function(x, y):
+            z = (x * 2.0).clamp_(min=0.5)
+            return [z.neg_().div_(3.0), torch.sigmoid(y).mul_(2.0).sum()]
+
+        inputs = [torch.randn(3, 4), torch.randn(3, 4)]
+        results = CompiledFunction(function, inputs)(*inputs)
+        for a, b in zip(results, function(*inputs), strict=True):
+            assert torch.allclose(a, b)
+        assert "torch._dynamo" not in sys.modules
+        assert "_dynamo" not in vars(torch)
+        compiled = torch.compile(function, backend="eager")
+        for a, b in zip(compiled(*inputs), function(*inputs), strict=True):
+            assert torch.allclose(a, b)
+        assert vars(torch)["_dynamo"] is sys.modules["torch._dynamo"]
+        again = CompiledFunction(function, inputs)(*inputs)
+        assert all(map(torch.equal, again, results))
+        """
+    )
+
+
 def test_a_function_that_needs_the_compiler_loads_it() -> None:
     in_a_new_process(
         """

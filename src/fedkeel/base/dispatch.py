@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -40,39 +41,66 @@ def grad(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
 
     @functools.wraps(function)
     def without_compiler(*args: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
-        with _compiler_left_alone():
+        with compiler_left_alone():
             return gradient(*args)
 
     return without_compiler
 
 
+_COMPILER = "torch._dynamo"
+
+
 class _Unloaded:
     """Stands for a module that is not loaded, and loads it once somebody asks for what is in it."""
+
+    __spec__ = None  # an import statement asks for it
 
     def __init__(self, module: str) -> None:
         self._module = module
 
     def __getattr__(self, name: str) -> object:
+        if sys.modules.get(self._module) is self:  # type: ignore[comparison-overlap]
+            del sys.modules[self._module]
         return getattr(importlib.import_module(self._module), name)
 
 
 @contextmanager
-def _compiler_left_alone() -> Iterator[None]:
-    """Let torch switch its compiled automatic differentiation off without loading the compiler.
+def compiler_left_alone() -> Iterator[None]:
+    """Let torch keep its compiler off what is called here without loading the compiler.
 
-    `torch.func` does so around each gradient. As long as the compiler is not loaded, there is
-    nothing to switch off. Whatever else asks for the compiler in the meantime gets it.
+    `torch.func` does so around each gradient, and so do the functions that say which form an
+    operation's result has. As long as the compiler is not loaded, there is nothing to switch off.
+    Whatever else asks for the compiler in the meantime gets it.
     """
     names = vars(torch)
     if "_dynamo" in names:
         yield
         return
-    compiler: Any = _Unloaded("torch._dynamo")
-    compiler.compiled_autograd = _Unloaded("torch._dynamo.compiled_autograd")
+    compiler: Any = _Unloaded(_COMPILER)
+    compiler.compiled_autograd = _Unloaded(f"{_COMPILER}.compiled_autograd")
     compiler.compiled_autograd._disable = nullcontext
+    compiler.disable = _disabled_once_loaded
+    is_imported = _COMPILER in sys.modules
     names["_dynamo"] = compiler
+    if not is_imported:
+        sys.modules[_COMPILER] = compiler
     try:
         yield
     finally:
+        if sys.modules.get(_COMPILER) is compiler:
+            del sys.modules[_COMPILER]
         if names.get("_dynamo") is compiler:  # otherwise it has been loaded
             del names["_dynamo"]
+
+
+def _disabled_once_loaded(function: Callable[..., Any], *how: Any, **more: Any) -> Any:  # noqa: ANN401 - torch's own
+    """Return a function that torch keeps in place of one that its compiler leaves alone."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        compiler = sys.modules.get(_COMPILER)
+        if compiler is None or isinstance(compiler, _Unloaded):
+            return function(*args, **kwargs)
+        return compiler.disable(function, *how, **more)(*args, **kwargs)
+
+    return call

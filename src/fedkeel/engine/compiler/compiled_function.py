@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from fedkeel.base.dispatch import compiler_left_alone
 from fedkeel.engine.compiler import passes
 from fedkeel.engine.compiler.fuse_updates import center_factors, fuse_updates
 from fedkeel.engine.compiler.graph_nodes import is_random, remove_unused
@@ -48,6 +49,7 @@ class CompiledFunction:
         CannotCompile: its Python depends on numbers, it leaves torch, or it raises an error.
     """
 
+    @compiler_left_alone()
     def __init__(
         self,
         function: Function,
