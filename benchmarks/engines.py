@@ -256,11 +256,11 @@ class Work:
         import fedkeel as fk
 
         workload, task = self.workload, self.network.task
-        tokens = {"tokens": True} if task in ("text", "next") else {}
-        labels = {} if task in LOSSES else {"classes": self.network.classes}
+        has_tokens = task in ("text", "next")
+        classes = None if task in LOSSES else self.network.classes
 
         def dataset(examples: tuple[Any, Any]) -> Any:
-            return fk.dataset(*examples, **tokens, **labels)
+            return fk.dataset(examples[0], examples[1], tokens=has_tokens, classes=classes)
 
         torch.manual_seed(0)
         model, train, test = self.network.make(), dataset(self.train), dataset(self.test)
@@ -325,7 +325,7 @@ class Work:
         first, end = int(self.offsets[k]), int(self.offsets[k + 1])
         for _ in range(self.workload.epochs):
             order = first + torch.randperm(end - first)
-            for rows in order.split(self.workload.batch):
+            for rows in torch.split(order, self.workload.batch):
                 optimiser.zero_grad()
                 self._loss(model(self.train[0][rows]), self.train[1][rows]).backward()
                 optimiser.step()
@@ -342,7 +342,10 @@ class Work:
 
         if self.network.task == "next":
             return F.cross_entropy(scores.flatten(0, 1), y.flatten())
-        named = {"quantities": F.mse_loss, "several": F.binary_cross_entropy_with_logits}
+        named: dict[str, Any] = {
+            "quantities": F.mse_loss,
+            "several": F.binary_cross_entropy_with_logits,
+        }
         return named.get(self.network.task, F.cross_entropy)(scores, y)
 
 

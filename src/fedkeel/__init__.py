@@ -4,14 +4,16 @@ A name is loaded when it is first used: torch takes seconds, and `fedkeel --help
 """
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from fedkeel.base.lazy import loaded_when_used
 from fedkeel.version import __version__ as __version__
 
 # both are read once, with torch or its first tensor
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: see engine/heap.py
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 0.3 ms, not 8
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: see engine/process/malloc.py
+if "torch" not in sys.modules:  # otherwise see engine/process/idle_threads.py
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 0.3 ms, not 8
 
 if TYPE_CHECKING:
     from fedkeel.config import Audit as Audit

@@ -16,7 +16,7 @@ from torch import nn
 import fedkeel as fk
 from commands import Process, experiment, run
 from fedkeel import config
-from fedkeel.engine.choose import engine_rule
+from fedkeel.engine.choose import engine_rule, nominal_seconds
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import (
     CompositionError,
@@ -510,11 +510,17 @@ def _without_seconds(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return [{k: v for k, v in row.items() if "seconds" not in k and k != "marked"} for row in rows]
 
 
+def _where_compiling_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short runs be vectorized, in as many processes as there are cores."""
+    for name in ("COMPILE", "COMPILED_OPERATION", "PROCESSES", "DISPATCH"):
+        monkeypatch.setattr(nominal_seconds, f"{name}_SECONDS", 0.0)
+    monkeypatch.setattr(nominal_seconds, "COMPARED_RUNS", 0)
+
+
 def test_a_comparison_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with more methods, and on a machine where the rule would take another."""
     auto = {"engine": fk.Engine(checkpoint_seconds=0), "rounds": 1}
-    monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
-    monkeypatch.setattr(engine_rule, "DISPATCHED_GROUP_SECONDS", 0.0)
+    _where_compiling_takes_no_time(monkeypatch)
     monkeypatch.setattr(engine_rule, "core_count", lambda: 1)
     first = compared(["fedavg"], 1, tmp_path / "out", **auto)
     monkeypatch.setattr(engine_rule, "core_count", lambda: 3)
@@ -549,7 +555,7 @@ def test_a_method_that_cannot_be_compiled_decides_for_all(
 ) -> None:
     (tmp_path / "branches.py").write_text(BRANCHES)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
+    _where_compiling_takes_no_time(monkeypatch)
     found = compared(["fedavg", "branches:Branches"], 1, engine=fk.Engine(workers=1))
     engines = [result.record.engine for result in found.results]
     assert [engine.kind for engine in engines] == ["sequential"] * 2
@@ -562,7 +568,7 @@ def test_baselines_are_compared_as_methods_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever their order: one engine, one comparison that can be extended, one table."""
-    monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
+    _where_compiling_takes_no_time(monkeypatch)
     monkeypatch.setattr(engine_rule, "core_count", lambda: 1)
     auto = {"engine": fk.Engine(checkpoint_seconds=0)}
     methods = ["centralised", "local", "fedavg"]

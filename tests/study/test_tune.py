@@ -19,7 +19,7 @@ import fedkeel as fk
 from commands import experiment
 from fedkeel import config
 from fedkeel.config import Range, Space
-from fedkeel.engine.choose import engine_rule
+from fedkeel.engine.choose import engine_rule, nominal_seconds
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
 from fedkeel.features.progress.display import REUSED, ProgressDisplay
@@ -335,10 +335,16 @@ def test_an_interrupt_in_the_last_round_of_a_wave_counts(tmp_path: Path, run: in
     assert (found.complete, len(found.trials)) == (run == 12, run)
 
 
+def _where_compiling_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short runs be vectorized, in as many processes as there are cores."""
+    for name in ("COMPILE", "COMPILED_OPERATION", "PROCESSES", "DISPATCH"):
+        monkeypatch.setattr(nominal_seconds, f"{name}_SECONDS", 0.0)
+    monkeypatch.setattr(nominal_seconds, "COMPARED_RUNS", 0)
+
+
 def test_a_search_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with other methods and points, and on a machine where the rule would take another."""
-    monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
-    monkeypatch.setattr(engine_rule, "DISPATCHED_GROUP_SECONDS", 0.0)
+    _where_compiling_takes_no_time(monkeypatch)
     auto = {"engine": fk.Engine(checkpoint_seconds=0), "rounds": 1}
     for cores, methods, rates in ((1, ["fedavg"], (0.01,)), (3, ["scaffold"], (0.1, 0.2))):
         monkeypatch.setattr(engine_rule, "core_count", lambda cores=cores: cores)

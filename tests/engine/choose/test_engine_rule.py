@@ -115,44 +115,55 @@ class Recurrent(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("rounds", "kind"), [(40, "workers"), (4000, "vectorized")])
-def test_steps_of_many_operations_are_compiled_only_for_long_runs(
-    rounds: int, kind: str, monkeypatch: pytest.MonkeyPatch
+@each(
+    ("rounds", "runs", "kind"), [(4, 1, "sequential"), (100, 1, "workers"), (100, 20, "vectorized")]
+)
+def test_what_takes_long_to_compile_is_compiled_for_long_runs_or_many(
+    rounds: int, runs: int, kind: str
 ) -> None:
-    monkeypatch.setattr(module, "MANY_OPERATIONS", 50)
-    monkeypatch.setattr(module, "SHORT_RUN_SECONDS", 0.0)
+    """Many runs of a study share what the first of them compiles."""
     prepared = run((Recurrent, (64,)), cohort=4, rounds=rounds)
-    work = run_work(prepared)
-    assert work.operations >= 12 * 4  # forward and backward of a product and of tanh
-    assert (work.compile_share > 0.1) == (kind == "workers")
-    assert choose_engine(prepared).kind == kind
-    monkeypatch.setattr(module, "MANY_OPERATIONS", work.operations)
-    assert choose_engine(prepared).kind == "vectorized"
+    assert run_work(prepared).operations >= 12 * 4  # forward and backward of a product and of tanh
+    rule = EngineRule()
+    rule.add(prepared, runs)
+    assert rule.choose().kind == kind
 
 
 @each(
     ("of_run", "expected"),
     [
         # a short run is exact, in this process where its rounds are short too
-        (run_ := {"network": MLP, "cohort": 2, "examples": 10, "rounds": 30}, ("sequential", 1, 1)),
-        ({**run_, "cohort": 20, "examples": 40}, ("workers", 2, 1)),
+        ({"network": MLP, "cohort": 2, "examples": 10, "rounds": 30}, ("sequential", 1, 1)),
+        ({"network": TWO_NN, "cohort": 20, "batch": 40, "rounds": 20}, ("workers", 2, 1)),
+        # many small steps are soon worth a few tenths of a second to compile them
+        ({"network": MLP, "cohort": 20, "rounds": 30}, ("vectorized", 1, 20)),
         # dense networks train in groups, as many as there are workers; a worker's share is cut
-        ({"network": MLP, "cohort": 20}, ("vectorized", 2, 10)),
         ({"network": MLP, "cohort": 200}, ("vectorized", 2, 25)),
         ({"network": TWO_NN, "cohort": 20, "batch": 40}, ("vectorized", 2, 10)),
         # rounds too short to be sent to other processes are one group
+        ({"network": MLP, "cohort": 20}, ("vectorized", 1, 20)),
         ({"network": MLP, "cohort": 10, "rounds": 3000}, ("vectorized", 1, 10)),
         # small batches leave room for more clients
         ({"network": MLP, "cohort": 200, "batch": 4}, ("vectorized", 2, 50)),
         # convolutions get slower side by side, unless they are so small that overhead decides
         ({"network": CNN, "cohort": 20}, ("vectorized", 2, 1)),
-        ({"network": SMALL_CNN, "cohort": 20}, ("vectorized", 2, 10)),
+        ({"network": CNN, "cohort": 20, "rounds": 3}, ("sequential", 1, 1)),
+        ({"network": SMALL_CNN, "cohort": 200}, ("vectorized", 2, 25)),
     ],
 )
 def test_the_rule(of_run: dict[str, object], expected: tuple[str, int, int]) -> None:
     chosen = choose_engine(run(**of_run))
     assert (chosen.kind, chosen.workers, chosen.parallel_clients) == expected
     assert (chosen.asked, chosen.device, chosen.reasons) == ("auto", "cpu", [])
+
+
+def test_longer_runs_take_more_nominal_seconds_in_every_engine() -> None:
+    short, long = (run_work(run(rounds=rounds)) for rounds in (10, 1000))
+    for workers in (1, 2):
+        assert short.exact_seconds(workers) < long.exact_seconds(workers)
+        assert short.compiled_seconds(workers, 10) < long.compiled_seconds(workers, 10)
+        shared, tried = long.compiled_seconds(workers, 10, 0.1), long.compiled_seconds(workers, 10)
+        assert shared < tried < long.compiled_seconds(workers, 10, is_tried=True)
 
 
 class Attention(nn.Module):
@@ -173,7 +184,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("is_fused", "is_large", "parallel"), [(True, True, 1), (True, False, 10), (False, True, 10)]
+    ("is_fused", "is_large", "parallel"), [(True, True, 1), (True, False, 20), (False, True, 10)]
 )
 def test_large_networks_with_fused_attention_train_one_client_at_a_time(
     is_fused: bool, is_large: bool, parallel: int, monkeypatch: pytest.MonkeyPatch
@@ -210,7 +221,7 @@ def test_what_was_asked_for_stays() -> None:
     chosen = choose_engine(run(kind="vectorized", rounds=1, workers=3, parallel_clients=4))
     assert (chosen.kind, chosen.workers, chosen.parallel_clients) == ("vectorized", 3, 4)
     chosen = choose_engine(run(kind="vectorized", rounds=1))
-    assert (chosen.kind, chosen.parallel_clients) == ("vectorized", 10)
+    assert (chosen.kind, chosen.workers, chosen.parallel_clients) == ("vectorized", 1, 20)
     assert choose_engine(run(kind="workers")).kind == "workers"
     assert choose_engine(run(kind="sequential", workers=4)).workers == 1
 

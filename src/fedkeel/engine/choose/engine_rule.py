@@ -1,14 +1,15 @@
 """The engine that runs the clients: the requested one, or one by a rule that reads no clock.
 
-The rule looks at what all methods and seeds of a comparison share, and at what each method allows.
-So all of them get the same engine, and a repeated run gets it again. Its constants are measured:
-see ``docs/benchmarks``.
+On a processor it takes the engine with the fewest nominal seconds (`nominal_seconds.py`). It looks
+at what all methods and seeds of a comparison share, and at what each method allows. So all of them
+get the same engine, and a repeated run gets it again. Its constants are measured: see
+``docs/benchmarks``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ import torch
 from fedkeel import config
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.choose.device import available_gpus, choose_device, named_devices
-from fedkeel.engine.choose.work import Work, run_work
+from fedkeel.engine.choose.nominal_seconds import Work
+from fedkeel.engine.choose.work import run_work
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.affinity import core_count
 from fedkeel.engine.process.turns import one_at_a_time
@@ -30,22 +32,11 @@ from fedkeel.task.models import MODELS
 from fedkeel.tree import numel
 
 SHORT_RUN_SECONDS = 3.0
-"""A run of less nominal seconds is over before compiled steps or a GPU are worth their start."""
-
-DISPATCHED_SECONDS = 4e-3
-"""Nominal seconds of a round from which two processes take less time than one: sending clients to
-other processes takes about 2 ms."""
-
-DISPATCHED_GROUP_SECONDS = 3e-2
-"""The same where clients are trained side by side, which takes an eighth of the time."""
+"""A run of less nominal seconds on one core is over before a GPU is worth its start."""
 
 LONG_STEP = 5e9
 """Multiply-adds of a step from which compiled steps gain nothing on a CPU: arithmetic decides, and
 large networks take seconds to compile."""
-
-MANY_OPERATIONS, COMPILE_SHARE = 1500, 0.1
-"""Operations of a step from which it is compiled on a CPU only if that takes at most this share of
-the run's time. A recurrent network of plain operations has thousands."""
 
 GROUP_SIZE, LARGEST_GROUP = 32, 128
 """Clients of a group on a CPU, at most: more take longer to compile, and leave the cache. Groups of
@@ -90,33 +81,41 @@ class EngineRule:
 
     def __init__(self) -> None:
         self._first: Prepared | None = None
-        self._count = 0
+        self._count = self._runs = 0
         self._work: Work | None = None
         self._obstacle = self._hindered = ""  # why steps are not compiled, and of which method
         self._pads = True
         self._device, self._device_reasons = "cpu", list[str]()
 
     @one_at_a_time()
-    def add(self, prepared: Prepared) -> None:
-        """Add a run, and find out what its method and its model allow.
+    def add(self, prepared: Prepared, runs: int = 1) -> None:
+        """Add a method, and find out what it and its model allow.
 
-        The package's own models and methods are known to be compiled. Others are tried.
+        The package's own models and methods are known to be compiled. Others are tried, if compiled
+        steps would be worth it.
+
+        Args:
+            prepared: a run of the method.
+            runs: how many runs share the functions that are compiled for the first of them.
         """
         requested = prepared.settings.engine
         if self._first is None or not self._first.engine_has_clients:  # that has a single client
             self._first = prepared
         self._count += 1
+        self._runs += runs
         if not prepared.plan.makes_steps or requested.kind not in ("auto", "vectorized"):
             return
         self._work = self._work or run_work(prepared)
-        if _is_exact(self._work, requested):
-            return
-        if self._count == 1:
-            self._device, self._device_reasons = choose_device(requested, prepared.setup)
         is_open = requested.kind == "auto" and requested.devices is None
-        if is_open and not self._obstacle and self._device == "cpu":
-            self._obstacle = _obstacle(prepared, self._work)
-            self._hindered = prepared.plan.expression
+        if is_open and _is_short(self._work, requested):
+            self._device = "cpu"
+        elif self._count == 1:
+            self._device, self._device_reasons = choose_device(requested, prepared.setup)
+        if is_open and self._device == "cpu":
+            if self._fastest(prepared, self._work, 1 / runs).kind != "vectorized":
+                return
+            self._obstacle = self._obstacle or _obstacle(prepared, self._work)
+            self._hindered = self._hindered or prepared.plan.expression * bool(self._obstacle)
         if not self._obstacle:
             self._pads = self._pads and establish(prepared.setup).pads
 
@@ -148,25 +147,26 @@ class EngineRule:
             return choice
         if requested.kind == "ray":
             return _ray_choice(choice, requested, cohort)
-        work = self._work or run_work(prepared)
+        work, device = self._work or run_work(prepared), self._device
         if not prepared.plan.makes_steps:
             return _own_choice(choice, requested, prepared, work)
-        if _is_exact(work, requested):
-            return _exact_choice(choice, requested, work)
-        device, reasons = self._device, self._device_reasons
         devices = named_devices(requested)[:cohort]
-        if requested.kind == "auto" and device == "cpu" and not devices:
+        if device == "cpu" and not devices:
             who = "" if self._count == 1 else f"{self._hindered}: "
-            reasons = [*reasons, who + self._obstacle] if self._obstacle else reasons
-            if self._obstacle or work.seconds < SHORT_RUN_SECONDS or _is_not_worth_it(work):
-                return _exact_choice(replace(choice, reasons=reasons), requested, work)
+            told = [who + self._obstacle] if self._obstacle else []
+            found = self._fastest(prepared, work, self._count / self._runs)
+            return replace(
+                choice,
+                kind=found.kind,
+                workers=found.workers,
+                parallel_clients=found.group,
+                reasons=[*self._device_reasons, *told],
+            )
         if devices:
             workers = len(devices)
         elif device == "cuda":  # one process keeps a GPU busy
             workers = workers if requested.workers else 1
         is_fixed = requested.workers is not None or bool(devices)
-        if not is_fixed and work.round_seconds < DISPATCHED_GROUP_SECONDS:
-            workers = 1
         size = requested.parallel_clients
         size = min(size or _group_size(prepared, work, workers, device, self._pads), cohort)
         return replace(
@@ -176,26 +176,63 @@ class EngineRule:
             parallel_clients=size,
             device=device,
             devices=devices,
-            reasons=reasons,
+            reasons=self._device_reasons,
         )
 
+    def _fastest(self, prepared: Prepared, work: Work, compilations: float) -> _Way:
+        """Return the way of the fewest nominal seconds on the processor that settings leave open.
 
-def _may_use_gpu(requested: config.Engine) -> bool:
-    return requested.device != "cpu" and torch.cuda.is_available()
+        Between ways that take as long the first one counts.
+
+        Args:
+            prepared: a run.
+            work: of each run.
+            compilations: how often each run compiles, on average.
+        """
+        requested, cohort = prepared.settings.engine, max(prepared.population.per_round, 1)
+        most = min(requested.workers or core_count(), cohort)
+        counts = [most] if requested.workers else sorted({1, most})
+        exact = [_Way("workers" if n > 1 else "sequential", n, 1) for n in counts]
+        compiled = []
+        for n in counts:
+            size = requested.parallel_clients
+            size = min(size or _group_size(prepared, work, n, "cpu", self._pads), cohort)
+            used = n if requested.workers else min(n, math.ceil(cohort / size))
+            compiled.append(_Way("vectorized", used, size))
+        if requested.kind == "vectorized":
+            ways = compiled
+        elif self._obstacle or work.multiply_adds > LONG_STEP:
+            ways = exact
+        else:
+            ways = exact + compiled
+        is_tried = _is_tried(prepared)
+
+        def seconds(way: _Way) -> float:
+            if way.kind == "vectorized":
+                return work.compiled_seconds(way.workers, way.group, compilations, is_tried)
+            return work.exact_seconds(way.workers)
+
+        return min(ways, key=seconds)
 
 
-def _is_exact(work: Work, requested: config.Engine) -> bool:
-    """Return whether the work by itself decides that `auto` compiles no steps."""
-    if requested.kind != "auto" or requested.device == "cuda" or requested.devices is not None:
-        return False
-    is_short = work.seconds < SHORT_RUN_SECONDS
-    return is_short or (_is_not_worth_it(work) and not _may_use_gpu(requested))
+@dataclass(frozen=True)
+class _Way:
+    """An engine on the processor, its processes, and the clients that it trains side by side."""
+
+    kind: str
+    workers: int
+    group: int
 
 
-def _is_not_worth_it(work: Work) -> bool:
-    """Return whether compiled steps gain nothing on a CPU."""
-    is_large = work.operations > MANY_OPERATIONS and work.compile_share > COMPILE_SHARE
-    return is_large or work.multiply_adds > LONG_STEP
+def _is_short(work: Work, requested: config.Engine) -> bool:
+    """Return whether a run is over before a GPU is worth its start."""
+    is_asked_for = requested.device == "cuda"
+    return not is_asked_for and work.rounds * work.round_seconds < SHORT_RUN_SECONDS
+
+
+def _is_tried(prepared: Prepared) -> bool:
+    """Return whether it has to be tried if steps can be compiled."""
+    return prepared.ingredients.model not in MODELS or bool(user_modules(prepared.plan.parts))
 
 
 def _obstacle(prepared: Prepared, work: Work) -> str:
@@ -203,7 +240,7 @@ def _obstacle(prepared: Prepared, work: Work) -> str:
     setup = prepared.setup
     if reason := why_not_compiled(setup):
         return f"steps are not compiled: {reason}"
-    if prepared.ingredients.model in MODELS and not user_modules(prepared.plan.parts):
+    if not _is_tried(prepared):
         return ""
     from fedkeel.engine.vectorized.trial import compile_obstacle  # slow to import
 
@@ -272,14 +309,10 @@ def _own_choice(
     device, reasons = choose_device(requested, prepared.setup)
     if device == "cuda":
         return replace(choice, kind="sequential", workers=1, device=device)
-    return _exact_choice(replace(choice, reasons=reasons), requested, work)
-
-
-def _exact_choice(choice: EngineChoice, requested: config.Engine, work: Work) -> EngineChoice:
-    """Return the choice for training as the reference does, in several processes if that pays."""
-    is_dispatched = requested.workers or work.round_seconds >= DISPATCHED_SECONDS
-    workers = choice.workers if is_dispatched else 1
-    return replace(choice, kind="workers" if workers > 1 else "sequential", workers=workers)
+    counts = [choice.workers] if requested.workers else [1, choice.workers]
+    workers = min(counts, key=work.exact_seconds)
+    kind = "workers" if workers > 1 else "sequential"
+    return replace(choice, kind=kind, workers=workers, reasons=reasons)
 
 
 def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads: bool) -> int:

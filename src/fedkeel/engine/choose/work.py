@@ -2,76 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import flop_registry
 
 from fedkeel.base.dispatch import OperationMode
 from fedkeel.data import batches
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.choose.nominal_seconds import Work
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
-from fedkeel.engine.vectorized.facts import few_examples
+from fedkeel.engine.vectorized.facts import few_examples, has_short_rounds
 from fedkeel.tree import numel
 
-STEP_SECONDS = 4e-4
-"""Seconds of a local step of any network, beside its arithmetic: Python and automatic
-differentiation, on one core of a server of 2024."""
-
-OPERATION_SECONDS = 1e-5
-"""Seconds of a tensor operation on one core, beside its arithmetic."""
-
-COMPILE_SECONDS = 4e-3
-"""Seconds that it takes to compile a step for each of its operations: in a trial, and in a worker.
-Measured on a network of 6,500 operations, see ``docs/benchmarks/log.md``."""
-
-MULTIPLY_ADDS_PER_SECOND = 2e10
-"""Multiply-adds of one such core in a second, in products and convolutions of float32."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of a run, by what all methods and seeds of a comparison share.
-
-    The method counts as FedAvg.
-
-    Args:
-        steps: local steps of a client in a round.
-        batch: examples in a local step.
-        multiply_adds: of the gradient of one batch.
-        operations: tensor operations of that gradient; 0 where they could not be counted.
-        fused_attention: whether an attention among them is a single operation.
-        cohort: clients in a round.
-        rounds: rounds of the run.
-    """
-
-    steps: int
-    batch: int
-    multiply_adds: float
-    operations: int
-    fused_attention: bool
-    cohort: int
-    rounds: int
-
-    @property
-    def round_seconds(self) -> float:
-        """Nominal seconds of a round on one core, one client after the other."""
-        step = STEP_SECONDS + self.multiply_adds / MULTIPLY_ADDS_PER_SECOND
-        return self.cohort * self.steps * step
-
-    @property
-    def seconds(self) -> float:
-        """Nominal seconds of the run on one core, one client after the other."""
-        return self.rounds * self.round_seconds
-
-    @property
-    def compile_share(self) -> float:
-        """Seconds that it takes to compile a step, as a share of the seconds of the run."""
-        step = self.operations * OPERATION_SECONDS + self.multiply_adds / MULTIPLY_ADDS_PER_SECOND
-        run = self.rounds * self.cohort * self.steps * step
-        return self.operations * COMPILE_SECONDS / run if run else 0.0
+UNEVEN_STEPS = 6
+"""How many steps are compiled, about, where clients do not end at the same time: for fewer clients,
+for masked ones and for short batches, and what ends a round."""
 
 
 def run_work(prepared: Prepared) -> Work:
@@ -81,14 +29,19 @@ def run_work(prepared: Prepared) -> Work:
     size = max(len(setup.federation.data) // clients, 1)
     batch = max(batches.batch_sizes(settings.local, size))
     multiply_adds, operations, fused_attention = gradient_work(setup)
+    steps, whole_rounds = batches.count_steps(settings.local, size), has_short_rounds(setup)
+    is_even = len(np.unique(setup.federation.sizes[setup.federation.sizes > 0])) == 1
     return Work(
-        steps=batches.count_steps(settings.local, size),
+        steps=steps,
         batch=batch,
         multiply_adds=batch * multiply_adds,
         operations=operations,
         fused_attention=fused_attention,
+        parameters=numel(setup.training.network.params),
         cohort=max(settings.cohort.size(clients), 1),
         rounds=settings.rounds,
+        whole_rounds=whole_rounds,
+        compiled_steps=steps if whole_rounds else 1 if is_even else UNEVEN_STEPS,
     )
 
 
