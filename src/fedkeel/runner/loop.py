@@ -11,6 +11,7 @@ from fedkeel.base.clock import Clock, shares
 from fedkeel.data.cohort import Selection
 from fedkeel.engine.base import TrainedCohort, TrainingEngine
 from fedkeel.engine.prepared import Prepared, learning_rate
+from fedkeel.engine.process.idle_threads import let_idle_threads_sleep
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.malloc import keeping_freed_memory
 from fedkeel.errors import FedkeelError, RunError, TrainingError
@@ -80,6 +81,7 @@ class RoundLoop:
         """
         rounds = self._settings.rounds
         folder = state_folder(self._prepared, self._folder, resume)
+        let_idle_threads_sleep()
         with keeping_freed_memory(), interrupts() as stop, folder as state, ExitStack() as stack:
             engine = None
             try:

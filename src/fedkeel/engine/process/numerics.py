@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from fedkeel.config import Precision
-from fedkeel.engine.process.idle_threads import let_idle_threads_sleep
 
 _Switch = tuple[Callable[[], str], Callable[[str], None]]
 """Reads and sets one of torch's precision switches."""
@@ -51,7 +50,6 @@ def set_numerics(precision: Precision) -> None:
     it may not, whatever the program has set. A GPU times its convolutions' algorithms at the first
     call of each shape, and takes the fastest.
     """
-    let_idle_threads_sleep()
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.benchmark_limit = MIXED_SEARCH if precision == "bf16-mixed" else SEARCH
