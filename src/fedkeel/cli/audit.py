@@ -11,6 +11,7 @@ from fedkeel.cli.common import (
     JSON,
     QUIET,
     ExperimentSource,
+    many_imports,
     page_written,
     say,
     show,
@@ -58,12 +59,13 @@ def audit(
     experiment = read_experiment(source)
     check_methods([experiment.method], experiment.weights)
 
-    from fedkeel.cli.progress import shown_progress
-    from fedkeel.records.audit import write_audit
-    from fedkeel.report.audit_page import write_audit_page
-    from fedkeel.report.audit_text import terminal_page
-    from fedkeel.runner.ingredients import gather
-    from fedkeel.study.audit.examine import examine
+    with many_imports():
+        from fedkeel.cli.progress import shown_progress
+        from fedkeel.records.audit import write_audit
+        from fedkeel.report.audit_page import write_audit_page
+        from fedkeel.report.audit_text import terminal_page
+        from fedkeel.runner.ingredients import gather
+        from fedkeel.study.audit.examine import examine
 
     out = Path("runs") / f"{experiment.name}-audit" if out is None else out
     ingredients = gather(experiment)

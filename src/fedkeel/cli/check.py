@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeel.cli.common import JSON, ExperimentSource, document, takes_experiment
+from fedkeel.cli.common import JSON, ExperimentSource, document, many_imports, takes_experiment
 from fedkeel.errors import counted
 
 
@@ -16,12 +16,13 @@ def check(source: ExperimentSource, as_json: bool = JSON) -> None:
     experiment = read_experiment(source)
     check_methods([experiment.method], experiment.weights)
 
-    from fedkeel.base.memory import format_bytes
-    from fedkeel.engine.choose.memory import check_disk
-    from fedkeel.records.run_record import to_json
-    from fedkeel.runner.ingredients import gather
-    from fedkeel.runner.manifest import describe_run
-    from fedkeel.runner.prepare import prepare
+    with many_imports():
+        from fedkeel.base.memory import format_bytes
+        from fedkeel.engine.choose.memory import check_disk
+        from fedkeel.records.run_record import to_json
+        from fedkeel.runner.ingredients import gather
+        from fedkeel.runner.manifest import describe_run
+        from fedkeel.runner.prepare import prepare
 
     prepared = prepare(experiment, gather(experiment))
     check_disk(prepared, Path("runs") / experiment.name)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 import functools
+import gc
 import inspect
 import io
 import json
 import os
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -282,6 +284,18 @@ def default_folder(name: str, command: str) -> Path:
     holds_comparison = os.path.exists(folder / INDEX)
     is_own = holds_comparison == (command == "compare")
     return folder if is_own else Path("runs") / f"{name}-{command}"
+
+
+@contextmanager
+def many_imports() -> Iterator[None]:
+    """Put off the search for garbage while many modules are imported: they leave none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def page_written(write: Callable[[], Path]) -> str:

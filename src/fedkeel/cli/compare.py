@@ -11,6 +11,7 @@ from fedkeel.cli.common import (
     QUIET,
     ExperimentSource,
     default_folder,
+    many_imports,
     page_written,
     say,
     show,
@@ -51,12 +52,13 @@ def compare(
     )
     check_methods(expressions, experiment.weights or "examples")
 
-    from fedkeel.cli.progress import shown_progress
-    from fedkeel.records.comparison import runs_of
-    from fedkeel.report.page import write_report
-    from fedkeel.report.tables import terminal_table
-    from fedkeel.runner.ingredients import gather
-    from fedkeel.study.compare import compare as compare_methods
+    with many_imports():
+        from fedkeel.cli.progress import shown_progress
+        from fedkeel.records.comparison import runs_of
+        from fedkeel.report.page import write_report
+        from fedkeel.report.tables import terminal_table
+        from fedkeel.runner.ingredients import gather
+        from fedkeel.study.compare import compare as compare_methods
 
     out = default_folder(experiment.name, "compare") if out is None else out
     console = stderr()

@@ -10,6 +10,7 @@ from fedkeel.cli.common import (
     JSON,
     QUIET,
     ExperimentSource,
+    many_imports,
     page_written,
     say,
     show,
@@ -47,13 +48,14 @@ def doctor(
     experiment = read_experiment(source)
     chosen = None if methods is None else split_expressions(methods)
 
-    from fedkeel.cli.progress import shown_progress
-    from fedkeel.features.progress.display import WithoutScores
-    from fedkeel.records.files import write_text
-    from fedkeel.report.doctor_page import write_doctor_page
-    from fedkeel.report.doctor_text import terminal_page
-    from fedkeel.runner.ingredients import gather
-    from fedkeel.study.doctor.examine import examine
+    with many_imports():
+        from fedkeel.cli.progress import shown_progress
+        from fedkeel.features.progress.display import WithoutScores
+        from fedkeel.records.files import write_text
+        from fedkeel.report.doctor_page import write_doctor_page
+        from fedkeel.report.doctor_text import terminal_page
+        from fedkeel.runner.ingredients import gather
+        from fedkeel.study.doctor.examine import examine
 
     out = Path("runs") / f"{experiment.name}-doctor" if out is None else out
     ingredients = gather(experiment)

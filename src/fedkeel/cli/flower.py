@@ -16,6 +16,7 @@ from fedkeel.cli.common import (
     ExperimentSource,
     default_folder,
     document,
+    many_imports,
     page_written,
     say,
     stderr,
@@ -48,11 +49,12 @@ def up(
     experiment = read_experiment(source)
     check_methods([experiment.method], experiment.weights)
 
-    from fedkeel.cli.progress import shown_progress
-    from fedkeel.flower.data_on_nodes import is_on_nodes
-    from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
-    from fedkeel.records.folder import RunFolder
-    from fedkeel.report.page import write_report
+    with many_imports():
+        from fedkeel.cli.progress import shown_progress
+        from fedkeel.flower.data_on_nodes import is_on_nodes
+        from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
+        from fedkeel.records.folder import RunFolder
+        from fedkeel.report.page import write_report
 
     out = default_folder(experiment.name, "run") if out is None else out
     console = stderr()

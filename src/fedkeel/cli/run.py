@@ -12,6 +12,7 @@ from fedkeel.cli.common import (
     QUIET,
     ExperimentSource,
     default_folder,
+    many_imports,
     page_written,
     say,
     show,
@@ -38,21 +39,22 @@ def run(
     experiment, path = read_experiment(source, *more), source.path
     check_methods([experiment.method], experiment.weights)
 
-    from fedkeel.base.feature import figures
-    from fedkeel.engine.process.interrupts import interrupts
-    from fedkeel.features.progress.display import progress_display, run_name
-    from fedkeel.records.run_record import to_json
-    from fedkeel.report.alerts import problems
-    from fedkeel.report.client_gains import client_table, personal_rows
-    from fedkeel.report.feature_report import feature_notes
-    from fedkeel.report.page import write_report
-    from fedkeel.report.runs import load_runs
-    from fedkeel.report.tables import terminal_table
-    from fedkeel.runner.features import callbacks_of
-    from fedkeel.runner.ingredients import gather
-    from fedkeel.runner.prepare import prepare
-    from fedkeel.runner.start import start
-    from fedkeel.study.comparison import Comparison
+    with many_imports():
+        from fedkeel.base.feature import figures
+        from fedkeel.engine.process.interrupts import interrupts
+        from fedkeel.features.progress.display import progress_display, run_name
+        from fedkeel.records.run_record import to_json
+        from fedkeel.report.alerts import problems
+        from fedkeel.report.client_gains import client_table, personal_rows
+        from fedkeel.report.feature_report import feature_notes
+        from fedkeel.report.page import write_report
+        from fedkeel.report.runs import load_runs
+        from fedkeel.report.tables import terminal_table
+        from fedkeel.runner.features import callbacks_of
+        from fedkeel.runner.ingredients import gather
+        from fedkeel.runner.prepare import prepare
+        from fedkeel.runner.start import start
+        from fedkeel.study.comparison import Comparison
 
     if out is None:
         is_folder = path is not None and os.path.isdir(path)

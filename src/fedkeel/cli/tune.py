@@ -6,7 +6,16 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import JSON, QUIET, ExperimentSource, say, show, stderr, takes_experiment
+from fedkeel.cli.common import (
+    JSON,
+    QUIET,
+    ExperimentSource,
+    many_imports,
+    say,
+    show,
+    stderr,
+    takes_experiment,
+)
 
 
 @takes_experiment
@@ -45,11 +54,12 @@ def tune(
     )
     check_methods(expressions, experiment.weights or "examples")
 
-    from fedkeel.cli.progress import shown_progress
-    from fedkeel.runner.ingredients import gather
-    from fedkeel.study.tune import tune as search
-    from fedkeel.study.tuning_result import experiment_files
-    from fedkeel.study.tuning_table import tuning_table
+    with many_imports():
+        from fedkeel.cli.progress import shown_progress
+        from fedkeel.runner.ingredients import gather
+        from fedkeel.study.tune import tune as search
+        from fedkeel.study.tuning_result import experiment_files
+        from fedkeel.study.tuning_table import tuning_table
 
     out = Path("runs") / f"{experiment.name}-tune" if out is None else out
     console = stderr()
