@@ -12,7 +12,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from fedkeel.errors import ClusterWarning, RunError
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.start import start
-from toys import Slow, deadline, prepared, same
+from toys import Slow, children, deadline, prepared, same
 
 MODEL = partial(Slow, 0.01)
 
@@ -62,6 +62,9 @@ class Nodes:
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
         self.second = self.cluster.add_node(**node)
+        both = (self.cluster.head_node, self.second)
+        raylets = [one.process.pid for node in both for one in node.all_processes["raylet"]]
+        self.agents = [pid for raylet in raylets for pid in children(raylet)]
 
     def kill_second(self) -> None:
         """Kill the node on which this process does not depend, as a machine that loses power."""
@@ -85,6 +88,9 @@ def nodes() -> Iterator[Nodes]:
     yield found
     with quiet():
         found.cluster.shutdown()
+    for pid in found.agents:  # they outlive a raylet that was killed
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     signal.signal(signal.SIGTERM, before)
 
 
