@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError
 from fedkeel.features.own_training.given import ClientExamples, TrainingRound
+from fedkeel.method.context import Round
+from fedkeel.method.roles import ClientState
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(61, 6))
@@ -369,3 +373,23 @@ def test_the_guide_runs() -> None:
     exec(source, names)
     assert names["result"].record.status == "finished"
     assert names["result"].rows[-1].train_loss < names["result"].rows[1].train_loss
+
+
+@dataclass(frozen=True)
+class Noted(ClientState):
+    """A part that writes down the training loss that it is told."""
+
+    name: ClassVar[str] = "noted"
+    paper: ClassVar[str] = ""
+
+    def init_client(self, start: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+    def next_client(self, round: Round) -> dict[str, Tensor]:
+        round.log("loss", round.loss)
+        return {}
+
+
+def test_parts_are_told_the_loss_that_it_returns() -> None:
+    result = run(gives(loss=0.75, steps=3), method=f"{__name__}:Noted")
+    assert [row.diagnostics["noted.loss"] for row in result.rows[1:]] == [0.75] * 3

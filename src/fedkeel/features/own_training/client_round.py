@@ -87,6 +87,8 @@ def train_client(
         optimiser=_kept(round.state, training.keeps_optimiser, who),
     )
     numbers, (steps, examples_done) = _numbers(returned, work, who)
+    # the sum over steps, of which the end of a round makes the mean for parts
+    trained = replace(trained, loss=local.loss.new_tensor(numbers["loss"] * steps))
     reply = client_finish(client, trained, steps, path_length=local.loss.new_tensor(torch.nan))
     if bool(reply.finite):
         _check_finite(numbers, who)
