@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from time import perf_counter
 
 Lap = Callable[[str], None]
 """Called with the name of a phase that has just ended."""
+
+
+class _LeftOut(threading.local):
+    """Seconds of a thread that its clocks do not count."""
+
+    seconds = 0.0
+
+
+_left_out = _LeftOut()
+
+
+def leave_out(seconds: float) -> None:
+    """Let no clock of this thread count so many seconds that have just passed.
+
+    In that time the thread has waited for work that is not its own.
+    """
+    _left_out.seconds += seconds
+
+
+def _now() -> float:
+    return perf_counter() - _left_out.seconds
 
 
 class Clock:
@@ -21,11 +43,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._last = perf_counter()
+        self._last = _now()
 
     def lap(self, phase: str) -> None:
         """Count the time since the last lap for `phase`."""
-        now = perf_counter()
+        now = _now()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 

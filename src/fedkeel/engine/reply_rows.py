@@ -126,6 +126,7 @@ class ReplyRows:
             for tensor in self._sums.tensors.values():
                 tensor[first_row].zero_()
         phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
+        elsewhere = 0.0
         # while the thread waits for a GPU, its processor time stands still
         clock = time.perf_counter if trainer.queue_length else time.thread_time
         started = clock()
@@ -138,9 +139,10 @@ class ReplyRows:
             phases["upload"] += time.perf_counter() - began
             for phase, seconds in trained.seconds.items():
                 phases[phase] += seconds
+            elsewhere += trained.processor_seconds
             report_progress(len(trained.jobs))
         self._put_sums(sums, first_row)
-        phases[PROCESSOR] = clock() - started
+        phases[PROCESSOR] = clock() - started + elsewhere
         for phase, seconds in phases.items():
             self._seconds.tensors[phase][first_row] = seconds
 

@@ -33,6 +33,7 @@ class TrainedClients:
         examples: examples that each processed.
         seconds: by phase of `PHASES`, of all of them together.
         added: whether ``update`` [1, ...] is the sum of their updates, by their raw weights.
+        processor_seconds: what another thread than the caller's has spent on them.
         wait: returns when `loss` and `finite` may be read, which a GPU may have yet to compute.
     """
 
@@ -45,6 +46,7 @@ class TrainedClients:
     examples: Sequence[int]
     seconds: Mapping[str, float] = field(default_factory=dict)
     added: bool = False
+    processor_seconds: float = 0.0
     wait: Callable[[], None] = lambda: None
 
 

@@ -176,6 +176,8 @@ class EngineChoice:
         kind: kind of the engine.
         workers: number of processes, actors or nodes.
         parallel_clients: clients that the vectorized engine trains side by side.
+        parallel_runs: runs of one study whose clients it trains side by side, at most; None where
+            a run trains by itself.
         device: ``cpu`` or ``cuda``.
         devices: where each process trains, where several devices are asked for.
         dtype: type of the parameters.
@@ -188,6 +190,7 @@ class EngineChoice:
     kind: str = ""
     workers: Count = 1
     parallel_clients: Count | None = field(default=None, metadata=_OPTIONAL)
+    parallel_runs: Count | None = field(default=None, metadata=_OPTIONAL)
     device: str = field(default="", metadata=_OPTIONAL)
     devices: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     dtype: str = "float32"

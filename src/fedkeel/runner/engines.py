@@ -58,11 +58,12 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
         )
     if kind == "vectorized":  # slow to import
         from fedkeel.engine.vectorized.engine import VectorizedTrainer
+        from fedkeel.engine.vectorized.side_by_side import trainer_of
         from fedkeel.engine.vectorized.single_process import SingleProcess
 
         parallel, devices = choice.parallel_clients or 1, choice.devices or [choice.device or "cpu"]
         if count == 1 and not choice.devices:
-            trainer = VectorizedTrainer(setup, parallel, devices[0])
+            trainer = trainer_of(setup, parallel, devices[0], choice.parallel_runs or 1)
             return SingleProcess(setup, spec, capacity, trainer, file=file, codec=codec)
         return Workers(
             setup,

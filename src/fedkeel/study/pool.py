@@ -1,6 +1,7 @@
 """A pool of processes that make several runs at a time, each with one thread.
 
-A run leaves only its folder. A run whose process dies is continued from its checkpoint, and a
+Runs of one structure may come as a group, whose clients train side by side in one process. A run
+leaves only its folder. A run whose process dies is continued from its checkpoint, and a
 finished run is not made again.
 """
 
@@ -11,8 +12,9 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -56,11 +58,15 @@ class RunRequest:
         folder: its run folder.
         run: makes or continues the run, and reports to the display under the given name. It is
             pickled for several jobs where processes are not forked.
+        group: what it has in common with runs beside which its clients may train.
+        parallel_runs: runs of such a group, at most.
     """
 
     name: str
     folder: Path
     run: Callable[[ProgressDisplay, str], Status]
+    group: str = ""
+    parallel_runs: int = 1
 
 
 @dataclass(frozen=True)
@@ -107,12 +113,28 @@ def run_all(
         return _Pool(iter(requests), jobs, display, may_continue).run()
     outcomes: list[RunOutcome | None] = []
     with interrupts(display.stopping) as stop:
-        for request in requests:
-            outcome = _read_finished(request, display) or _run_here(request, display)
-            outcomes.append(outcome)
-            if outcome is None or stop.is_set() or not may_continue(outcome):
+        for group in groups_of(requests):
+            of_group = _make_group(group, display)
+            outcomes += of_group
+            is_open = all(outcome is not None and may_continue(outcome) for outcome in of_group)
+            if stop.is_set() or not is_open:
                 break
     return outcomes
+
+
+def groups_of(requests: Iterable[RunRequest]) -> Iterator[list[RunRequest]]:
+    """Yield runs that follow one another and may train side by side, as groups; others singly."""
+    group: list[RunRequest] = []
+    for request in requests:
+        if group and (request.group != group[0].group or len(group) >= group[0].parallel_runs):
+            yield group
+            group = []
+        group.append(request)
+        if not request.group or request.parallel_runs == 1:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def can_fork() -> bool:
@@ -145,6 +167,17 @@ def _read_finished(request: RunRequest, display: ProgressDisplay) -> RunOutcome 
     return RunOutcome(request.folder)
 
 
+def _make_group(
+    group: Sequence[RunRequest], display: ProgressDisplay
+) -> list[RunOutcome | None]:
+    """Make the unfinished runs of a group side by side, in this process."""
+    outcomes = {request: _read_finished(request, display) for request in group}
+    unfinished = [request for request, outcome in outcomes.items() if outcome is None]
+    made = side_by_side([partial(_run_here, request, display) for request in unfinished])
+    outcomes.update(zip(unfinished, made, strict=True))
+    return [outcomes[request] for request in group]
+
+
 def _run_here(request: RunRequest, display: ProgressDisplay) -> RunOutcome | None:
     """Make a run in this process; None where it was interrupted."""
     try:
@@ -169,17 +202,17 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _Ended:
-    """Last message of a run's process: how the run ended."""
+    """Message of a run's process: how the run of this name ended."""
 
+    run: str
     result: Status | Exception
 
 
 @dataclass
 class _Child:
-    """A process that makes a run, and the place of its outcome."""
+    """A process that makes a group of runs, and the places of the outcomes that it still owes."""
 
-    index: int
-    request: RunRequest
+    places: dict[str, tuple[int, RunRequest]]
     process: ChildProcess
 
 
@@ -193,7 +226,7 @@ class _Pool:
         display: ProgressDisplay,
         may_continue: Callable[[RunOutcome], bool],
     ) -> None:
-        self._requests, self._jobs, self._display = requests, jobs, display
+        self._groups, self._jobs, self._display = groups_of(requests), jobs, display
         self._may_continue = may_continue
         self._outcomes: list[RunOutcome | None] = []
         self._children: list[_Child] = []
@@ -231,49 +264,62 @@ class _Pool:
             child.process.terminate()
 
     def _fill(self, stop: threading.Event) -> bool:
-        """Start as many runs as there are free jobs; return whether any run goes on."""
+        """Start as many groups as there are free jobs; return whether any run goes on."""
         while len(self._children) < self._jobs and not stop.is_set():
-            request = next(self._requests, None)
-            if request is None:
+            group = next(self._groups, None)
+            if group is None:
                 break
-            names = {child.request.name for child in self._children}
-            while request.name in names:
-                request = replace(request, name=f"{request.name} (again)")
-            self._outcomes.append(_read_finished(request, self._display))
-            if self._outcomes[-1] is None:
-                self._start(request)
+            names = {name for child in self._children for name in child.places}
+            places: dict[str, tuple[int, RunRequest]] = {}
+            for request in group:
+                while request.name in names:
+                    request = replace(request, name=f"{request.name} (again)")
+                names.add(request.name)
+                self._outcomes.append(_read_finished(request, self._display))
+                if self._outcomes[-1] is None:
+                    places[request.name] = len(self._outcomes) - 1, request
+            if places:
+                self._start(places)
         return bool(self._children)
 
-    def _start(self, request: RunRequest) -> None:
+    def _start(self, places: dict[str, tuple[int, RunRequest]]) -> None:
         with interrupts_blocked():
             process = start_child(
                 _child_main,
-                [request],
+                [[request for _, request in places.values()]],
                 siblings=[child.process.pipe for child in self._children],
                 what="A run cannot be sent to another process.",
                 do="define model and loss at the top level of a module, or run one job at a time",
             )
-        self._children.append(_Child(len(self._outcomes) - 1, request, process))
+        self._children.append(_Child(places, process))
 
     def _receive(self, child: _Child, stop: threading.Event) -> None:
-        """Forward a message to the display, or record how the run ended."""
+        """Forward a message to the display, or record how a run ended."""
         try:
             message = child.process.pipe.recv()
         except (EOFError, OSError):
             message = None  # the process died
         if isinstance(message, _Progress):
-            getattr(self._display, message.method)(child.request.name, *message.arguments)
+            getattr(self._display, message.method)(*message.arguments)
             return
-        self._children.remove(child)
-        child.process.join()
         if message is None:
-            result: object = "interrupted" if stop.is_set() else _died(child)
+            self._children.remove(child)
+            child.process.join()
+            ended = [
+                (place, request, "interrupted" if stop.is_set() else _died(child, request))
+                for place, request in child.places.values()
+            ]
         else:
-            result = message.result
-        outcome = self._outcome(child.request, result)
-        self._outcomes[child.index] = outcome
-        if outcome is None or not self._may_continue(outcome):
-            stop.set()  # also where somebody has terminated only this process
+            place, request = child.places.pop(message.run)
+            if not child.places:
+                self._children.remove(child)
+                child.process.join()
+            ended = [(place, request, message.result)]
+        for place, request, result in ended:
+            outcome = self._outcome(request, result)
+            self._outcomes[place] = outcome
+            if outcome is None or not self._may_continue(outcome):
+                stop.set()  # also where somebody has terminated only this process
 
     def _outcome(self, request: RunRequest, result: object) -> RunOutcome | None:
         """Return the outcome of a run that ended; None where it was interrupted."""
@@ -292,10 +338,10 @@ class _Pool:
         self._children.clear()
 
 
-def _died(child: _Child) -> RunError:
+def _died(child: _Child, request: RunRequest) -> RunError:
     code = child.process.exit_code
     return RunError(
-        f"The process of a run ended: {child.request.name}.",
+        f"The process of a run ended: {request.name}.",
         got=f"exit code {code}",
         why=exit_reason(code),
         do="run the same command again, perhaps with fewer jobs: it goes on from there",
@@ -306,66 +352,74 @@ def _died(child: _Child) -> RunError:
 
 
 class _PipeDisplay(ProgressDisplay):
-    """Sends the progress of a run through a pipe; the run ends where nobody reads it any more."""
+    """Sends the progress of runs through a pipe; they end where nobody reads it any more."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._last_sent = 0.0
-        self._pending_row: RoundRecord | None = None
+        self._last_sent: dict[str, float] = {}
+        self._pending_rows: dict[str, RoundRecord] = {}
 
     def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Send how far the run is."""
-        self._send("begin", rounds, done, score)
+        self._send("begin", run, rounds, done, score)
 
     def warn(self, run: str, message: str) -> None:
         """Send a warning."""
-        self._send("warn", message)
+        self._send("warn", run, message)
 
     def clients(self, run: str, trained: int, count: int) -> None:
         """Send the number of trained clients now and then, after a row that waits."""
-        if self._is_due():
-            self._send_row()
-            self._send("clients", trained, count)
+        if self._is_due(run):
+            self._send_row(run)
+            self._send("clients", run, trained, count)
 
     def row(self, run: str, row: RoundRecord) -> None:
         """Send the newest row now and then, and at the end."""
-        self._pending_row = row
-        if self._is_due():
-            self._send_row()
+        self._pending_rows[run] = row
+        if self._is_due(run):
+            self._send_row(run)
 
     def end(self, run: str, how: str) -> None:
         """Send how the run ended."""
-        self._send_row()
-        self._send("end", how)
+        self._send_row(run)
+        self._send("end", run, how)
 
-    def _is_due(self) -> bool:
-        return time.monotonic() - self._last_sent >= POLL_SECONDS
+    def _is_due(self, run: str) -> bool:
+        return time.monotonic() - self._last_sent.get(run, 0.0) >= POLL_SECONDS
 
-    def _send_row(self) -> None:
-        if self._pending_row is not None:
-            self._send("row", self._pending_row)
-            self._pending_row = None
+    def _send_row(self, run: str) -> None:
+        row = self._pending_rows.pop(run, None)
+        if row is not None:
+            self._send("row", run, row)
 
-    def _send(self, method: str, *arguments: object) -> None:
-        self._last_sent = time.monotonic()
+    def _send(self, method: str, run: str, *arguments: object) -> None:
+        self._last_sent[run] = time.monotonic()
         try:
-            self._pipe.send(_Progress(method, arguments))
+            self._pipe.send(_Progress(method, (run, *arguments)))
         except OSError:
             raise KeyboardInterrupt from None
 
 
-def _child_main(request: RunRequest, pipe: Connection) -> None:
-    """Make a run in this process, and send the parent how it ended."""
+def _child_main(requests: Sequence[RunRequest], pipe: Connection) -> None:
+    """Make runs in this process, side by side, and send the parent how each of them ended."""
     take_interrupts_from_parent()
     torch.set_num_threads(1)
     keep_freed_memory()
+    display = _PipeDisplay(pipe)
     try:
-        result: Status | Exception = request.run(_PipeDisplay(pipe), request.name)
+        with interrupts():
+            side_by_side([partial(_run_and_tell, request, display, pipe) for request in requests])
+    except KeyboardInterrupt:
+        os._exit(1)
+    os._exit(0)
+
+
+def _run_and_tell(request: RunRequest, display: _PipeDisplay, pipe: Connection) -> None:
+    """Make a run, and send the parent how it ended."""
+    try:
+        result: Status | Exception = request.run(display, request.name)
     except FedkeelError as error:
         result = portable_error(error)
     except Exception:
         result = RuntimeError(f"in the process of a run:\n{traceback.format_exc()}")
-    except KeyboardInterrupt:
-        os._exit(1)
-    pipe.send(_Ended(result))
-    os._exit(0)
+    pipe.send(_Ended(request.name, result))

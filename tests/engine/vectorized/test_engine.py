@@ -22,8 +22,8 @@ from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import SequentialTrainer, TrainedClients
-from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, SharedInputs
-from fedkeel.engine.vectorized.engine import VectorizedTrainer
+from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, ReceivedInputs
+from fedkeel.engine.vectorized.engine import TrainedGroup, VectorizedTrainer
 from fedkeel.engine.vectorized.low_rank import dense
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.method.server_round import server_message, server_round
@@ -363,11 +363,11 @@ def test_whole_rounds_of_groups_do_not_depend_on_those_of_single_clients(
     trainer, genuine = VectorizedTrainer(p.setup, 2), CompiledLoop.whole_round
     ways = []
 
-    def once(self: CompiledLoop, shared: SharedInputs, *given: Any) -> State:
-        ways.append(shared.is_single)
-        if shared.is_single:
+    def once(self: CompiledLoop, received: ReceivedInputs, *given: Any) -> State:
+        ways.append(received.is_single)
+        if received.is_single:
             raise CannotCompile("not alone")
-        return genuine(self, shared, *given)
+        return genuine(self, received, *given)
 
     monkeypatch.setattr(CompiledLoop, "whole_round", once)
     jobs = [ClientJob(k, k, 0) for k in range(3)]
@@ -575,13 +575,11 @@ def test_out_of_memory_halves_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     train = VectorizedTrainer._train
     sizes = []
 
-    def short(
-        self: VectorizedTrainer, message: Any, group: Any, *others: Any
-    ) -> list[TrainedClients]:
+    def short(self: VectorizedTrainer, group: Any, *others: Any) -> list[TrainedGroup]:
         sizes.append(len(group))
         if len(group) > 2:
             raise torch.OutOfMemoryError("no room")
-        return train(self, message, group, *others)
+        return train(self, group, *others)
 
     monkeypatch.setattr(VectorizedTrainer, "_train", short)
     trainer = agree(ready(), 5)

@@ -7,9 +7,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
+
+from fedkeel.engine.process.lane import current_lane
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask for an end."""
@@ -46,7 +48,8 @@ def interrupts(on_interrupt: Callable[[], None] | None = None) -> Iterator[threa
     """
     work = _Waiting(on_interrupt)
     if threading.current_thread() is not threading.main_thread():
-        yield work.stop
+        with _told_by_main_thread(work) if current_lane() is not None else nullcontext():
+            yield work.stop
         return
 
     parent = os.getpid()
@@ -78,6 +81,18 @@ def interrupts(on_interrupt: Callable[[], None] | None = None) -> Iterator[threa
             signal.signal(number, handler)
         for thread in threads:
             thread.join(1.0)
+
+
+@contextmanager
+def _told_by_main_thread(work: _Waiting) -> Iterator[None]:
+    """Let an interrupt of the main thread set the event of work in another one."""
+    if any(outer.stop.is_set() for outer in _waiting):
+        work.stop.set()
+    _waiting.append(work)
+    try:
+        yield
+    finally:
+        _waiting.remove(work)
 
 
 @contextmanager

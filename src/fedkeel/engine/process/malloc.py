@@ -17,6 +17,9 @@ from contextlib import contextmanager, suppress
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of the GNU C library
 _KEEP, _LARGEST_BEFORE_2_35, _DEFAULT = 2**30, 2**25, 128 * 1024
 
+_contexts = 0
+"""Contexts of `keeping_freed_memory` that have not ended."""
+
 
 def keep_freed_memory() -> None:
     """Keep freed memory from now on, where the C library has such a setting."""
@@ -25,13 +28,20 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Keep freed memory in this context, and return it to the system at the end."""
+    """Keep freed memory in this context, and return it to the system at the end.
+
+    Several runs of this process may be in such a context at a time: the last one's end counts.
+    """
+    global _contexts
+    _contexts += 1
     _set_thresholds(_KEEP)
     try:
         yield
     finally:
-        _set_thresholds(_DEFAULT)
-        release_freed_memory()
+        _contexts -= 1
+        if not _contexts:
+            _set_thresholds(_DEFAULT)
+            release_freed_memory()
 
 
 def release_freed_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,18 +29,44 @@ def use_numerics(precision: Precision, searches: bool = True) -> Iterator[None]:
         searches: whether a GPU searches for the fastest algorithm of each convolution: that takes
             seconds, and does not help where each is called once.
     """
-    threads, before = torch.get_num_threads(), [read() for read, _ in _SWITCHES]
-    searched_before = torch.backends.cudnn.benchmark
-    limit_before = torch.backends.cudnn.benchmark_limit
+    before = Numerics.now()
     set_numerics(precision)
     torch.backends.cudnn.benchmark &= searches
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
-        torch.backends.cudnn.benchmark = searched_before
-        torch.backends.cudnn.benchmark_limit = limit_before
-        for (_, write), value in zip(_SWITCHES, before, strict=True):
+        before.use()
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How this process computes.
+
+    Args:
+        threads: threads of an operation.
+        searches: whether a GPU searches for the fastest algorithm of each convolution.
+        limit: algorithms that it times, at most.
+        switches: values of torch's precision switches.
+    """
+
+    threads: int
+    searches: bool
+    limit: int | None
+    switches: tuple[str, ...]
+
+    @classmethod
+    def now(cls) -> Numerics:
+        """Return how it computes now."""
+        cudnn = torch.backends.cudnn
+        switches = tuple(read() for read, _ in _SWITCHES)
+        return cls(torch.get_num_threads(), cudnn.benchmark, cudnn.benchmark_limit, switches)
+
+    def use(self) -> None:
+        """Compute so from now on."""
+        torch.set_num_threads(self.threads)
+        torch.backends.cudnn.benchmark = self.searches
+        torch.backends.cudnn.benchmark_limit = self.limit
+        for (_, write), value in zip(_SWITCHES, self.switches, strict=True):
             write(value)
 
 

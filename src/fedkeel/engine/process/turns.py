@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fedkeel.engine.process.interrupts import is_end_requested
+from fedkeel.engine.process.lane import current_lane
 
 _POLL_SECONDS = 0.1
 
@@ -30,6 +31,9 @@ def one_at_a_time(on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     Raises:
         KeyboardInterrupt: an interrupt came while it waited.
     """
+    if current_lane() is not None:  # the thread that has started it has the turn
+        yield
+        return
     turn = _turn  # a forked process has another one
     if not turn.acquire(blocking=False):
         if on_wait is not None:

@@ -5,8 +5,9 @@ Letters: n clients, B examples of a batch, S steps. A single client has no clien
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -17,12 +18,38 @@ from fedkeel import tree
 from fedkeel.base.rng import generator
 from fedkeel.base.values import Values, as_state, map_values, rows_of, tensors_of
 from fedkeel.data.augment import Crops, Transform, crop_flip, crops, transformed
+from fedkeel.data.batches import batch_sizes
 from fedkeel.data.dataset import Dataset
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import batch_plans, first_pass_length, noise_source
+from fedkeel.engine.vectorized.run_inputs import RunInputs
 from fedkeel.engine.vectorized.transfers import to_device
-from fedkeel.method.context import Ints, Message
+from fedkeel.method.context import Ints
 from fedkeel.tree import State
+
+
+@dataclass(frozen=True)
+class PaddedSizes:
+    """What clients of several runs are padded to, whoever trains beside them.
+
+    Args:
+        batch: examples of a batch.
+        distinct: distinct examples of a client's round.
+    """
+
+    batch: int
+    distinct: int
+
+    @classmethod
+    def of(cls, setup: TrainingSetup) -> PaddedSizes:
+        """Return the sizes for a run: powers of two, but for a full batch."""
+        counts = np.unique(setup.federation.sizes)
+        sizes = [batch_sizes(setup.training.local, int(n)) for n in counts if n]
+        batch, distinct = max(map(max, sizes)), int(counts.max())
+        full = setup.training.local.batch_size
+        rounded = 1 << (batch - 1).bit_length()
+        batch = min(rounded, full) if isinstance(full, int) and batch <= full else rounded
+        return cls(batch, 1 << (distinct - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -31,24 +58,24 @@ class ClientGroup:
 
     Args:
         jobs: the n clients.
+        runs: of each client, its run.
         batches: of each client, positions of each mini-batch among its examples.
         distinct: of each client, the distinct positions in its round; None where no part prepares
             examples.
     """
 
     jobs: Sequence[ClientJob]
+    runs: Sequence[RunInputs]
     batches: Sequence[list[Ints]]
     distinct: Sequence[Ints] | None
 
     @classmethod
-    def single_clients(
-        cls, setup: TrainingSetup, message: Message, jobs: Sequence[ClientJob]
-    ) -> list[ClientGroup]:
+    def single_clients(cls, run: RunInputs, jobs: Sequence[ClientJob]) -> list[ClientGroup]:
         """Return a group for each client, with the batches of its round."""
-        prepares = bool(setup.training.plan.preparations)
+        prepares = bool(run.training.plan.preparations)
         return [
-            cls([job], [batches], [np.unique(np.concatenate(batches))] if prepares else None)
-            for job, batches in zip(jobs, batch_plans(setup, message, jobs), strict=True)
+            cls([job], [run], [batches], [np.unique(np.concatenate(batches))] if prepares else None)
+            for job, batches in zip(jobs, batch_plans(run.setup, run.message, jobs), strict=True)
         ]
 
     @classmethod
@@ -57,6 +84,7 @@ class ClientGroup:
         distinct = [positions for group in groups for positions in group.distinct or ()]
         return cls(
             [job for group in groups for job in group.jobs],
+            [run for group in groups for run in group.runs],
             [batches for group in groups for batches in group.batches],
             distinct or None,
         )
@@ -68,7 +96,17 @@ class ClientGroup:
     def __getitem__(self, clients: slice) -> ClientGroup:
         """Return some of the clients."""
         distinct = None if self.distinct is None else self.distinct[clients]
-        return ClientGroup(self.jobs[clients], self.batches[clients], distinct)
+        return ClientGroup(self.jobs[clients], self.runs[clients], self.batches[clients], distinct)
+
+    @property
+    def members(self) -> Iterator[tuple[ClientJob, RunInputs]]:
+        """Each client with its run."""
+        return zip(self.jobs, self.runs, strict=True)
+
+    @property
+    def distinct_runs(self) -> list[RunInputs]:
+        """The runs, each once, in the order of their first clients."""
+        return list(dict.fromkeys(self.runs))
 
     @property
     def is_single(self) -> bool:
@@ -158,44 +196,54 @@ class GroupBatches:
     """The batches of a group of clients, step by step.
 
     Args:
-        setup: method, model, data and seed.
-        examples: the training set.
-        message: what the server sent.
-        group: the clients.
+        examples: the training set, which is that of all runs.
+        group: the clients; their runs differ in nothing that has a say in the form of a batch.
         pads: whether batches may be padded; otherwise clients agree in the sizes of their batches.
         channels_last: whether images of a single client are laid out with channels last.
+        fixed: where clients may be of several runs, what all of them are padded to; each client
+            then comes with a learning rate of its own.
     """
 
     def __init__(
         self,
-        setup: TrainingSetup,
         examples: TrainingExamples,
-        message: Message,
         group: ClientGroup,
         pads: bool,
         channels_last: bool,
+        fixed: PaddedSizes | None = None,
     ) -> None:
-        self._setup, self._examples, self._group = setup, examples, group
+        setup = self._setup = group.runs[0].setup
+        self._examples, self._group = examples, group
         self._pads, self._channels_last = pads, channels_last
-        pairs = list(zip(group.jobs, group.batches, strict=True))
-        clients = [job.client for job in group.jobs]
+        self._fixed = fixed if pads else None
         rows, self._sizes = _row_table(
-            [(setup.federation.client(job.client), batches) for job, batches in pairs]
+            [
+                (run.setup.federation.client(job.client), batches)
+                for (job, run), batches in zip(group.members, group.batches, strict=True)
+            ],
+            0 if self._fixed is None else self._fixed.batch,
         )
         # all tables of a round go to the device at once, so that no step waits for one
         self._rows, self._sizes_there = examples.on_device(rows), examples.on_device(self._sizes)
-        self._round = message.round
         if setup.augment is True:
-            streams = [generator(setup.seed, "augment", message.round, k) for k in clients]
+            streams = [
+                generator(run.setup.seed, "augment", run.message.round, job.client)
+                for job, run in group.members
+            ]
             tables = _crop_tables(group, streams, rows.shape)
             self._offsets, self._mirrored = map(examples.on_device, tables)
         if group.distinct is not None:
-            first_passes = [first_pass_length(setup, job, batches) for job, batches in pairs]
+            first_passes = [
+                first_pass_length(run.setup, job, batches)
+                for (job, run), batches in zip(group.members, group.batches, strict=True)
+            ]
             table = _prepared_rows(group, first_passes, rows.shape)
             self._prepared_rows = examples.on_device(table)
-        self._noise = [noise_source(setup, message, k) for k in clients]
-        self._rates = examples.on_device(_rate_table(setup, message, group.steps))
-        self._phases = examples.on_device(_phase_table(setup, message, group.steps))
+        self._noise = [
+            noise_source(run.setup, run.message, job.client) for job, run in group.members
+        ]
+        self._rates = examples.on_device(_rate_table(group, own_rates=fixed is not None))
+        self._phases = examples.on_device(_phase_table(group))
         self._taken: list[State] = []
 
     def all_steps(self, steps: int) -> State:
@@ -204,7 +252,10 @@ class GroupBatches:
         Where nothing is padded their examples are taken at once.
         """
         n = len(self._group)
-        if not self._group.is_single and (self._sizes[:steps] == self._rows.shape[2]).all():
+        if (
+            not (self._fixed or self._group.is_single)
+            and (self._sizes[:steps] == self._rows.shape[2]).all()
+        ):
             taken = tree.tensors(self._examples.take(self._rows[:steps], None, False))
             self._taken = [{k: t[step] for k, t in taken.items()} for step in range(steps)]
         return {str(step): self.batch(step, n, n) for step in range(steps)}
@@ -219,7 +270,7 @@ class GroupBatches:
         single, sizes = self._group.is_single, self._sizes[step, :n]
         width = self._padded_size(sizes[:active])
         rows, is_real = self._rows[step, :n, :width], None
-        if (sizes < width).any():
+        if self._fixed or (sizes < width).any():
             is_real = torch.arange(width, device=rows.device) < self._sizes_there[step, :n, None]
         if self._taken:
             batch = self._taken[step]
@@ -266,15 +317,16 @@ class GroupBatches:
         """
         if self._group.distinct is None:
             return {}
-        pairs = zip(self._group.jobs, self._group.distinct, strict=True)
+        pairs = zip(self._group.members, self._group.distinct, strict=True)
         table, sizes = _row_table(
-            [(self._setup.federation.client(job.client), [distinct]) for job, distinct in pairs]
+            [(run.setup.federation.client(job.client), [rows]) for (job, run), rows in pairs]
         )
         rows, largest = table[0], table.shape[2]
         width = 1 << (largest - 1).bit_length() if self._pads else largest
+        width = width if self._fixed is None else self._fixed.distinct
         rows = np.concatenate([rows, np.repeat(rows[:, :1], width - largest, axis=1)], axis=1)
         is_real = None
-        if (sizes[0] < width).any():
+        if self._fixed or (sizes[0] < width).any():
             is_real = self._examples.on_device(np.arange(width) < sizes[0][:, None])
         on_device = self._examples.on_device(rows)
         return self._examples.take(on_device, is_real, self._group.is_single, self._channels_last)
@@ -282,6 +334,8 @@ class GroupBatches:
     def _padded_size(self, sizes: Ints) -> int:
         """Return the size of a padded batch: one of a few, so that few steps are compiled."""
         largest, width = int(sizes.max()), self._rows.shape[2]
+        if self._fixed:
+            return self._fixed.batch
         if not self._pads or int(sizes.min()) == width:
             return largest
         while width // 2 >= largest:
@@ -298,10 +352,10 @@ class GroupBatches:
             map_values(lambda t: t.clone(memory_format=torch.contiguous_format), values)
             for values in (cast(Values, batch["x"]), cast(Values, batch["y"]))
         )
-        for i, job in enumerate(self._group.jobs[:active]):
+        for i, (job, run) in enumerate(islice(self._group.members, active)):
             size = int(self._sizes[step, i])
             at = slice(size) if single else (i, slice(size))
-            place = self._setup.seed, self._round, job.client, step + 1
+            place = run.setup.seed, run.message.round, job.client, step + 1
             result = transformed(function, rows_of(x, at), rows_of(y, at), *place)
             for values, changed in zip((x, y), result, strict=True):
                 for tensor, new in zip(tensors_of(values), tensors_of(changed), strict=True):
@@ -318,37 +372,33 @@ class GroupBatches:
         return with_channels_last(augmented) if single and self._channels_last else augmented
 
 
-def _rate_table(setup: TrainingSetup, message: Message, steps: Sequence[int]) -> np.ndarray:
-    """Return the learning rates of all steps of clients, [S, n], empty where it is the round's.
+def _rate_table(group: ClientGroup, own_rates: bool) -> np.ndarray:
+    """Return the learning rates of all steps of clients, [S, n].
 
-    Args:
-        setup: method, model, data and seed.
-        message: what the server sent.
-        steps: [n] of each client, the most first.
+    It is empty where all have the rate of the round, unless each has to have its own.
     """
-    factors = {count: setup.training.step_factors(message.round, count) for count in set(steps)}
-    if not any(factors.values()):
+    steps = group.steps
+    factors = {
+        (run, count): run.training.step_factors(run.message.round, count)
+        for run, count in dict.fromkeys(zip(group.runs, steps, strict=True))
+    }
+    if not own_rates and not any(factors.values()):
         return np.zeros((0, len(steps)))
     table = np.ones((max(steps), len(steps)))
-    for i, count in enumerate(steps):
-        table[:count, i] = factors[count]
-    return message.lr * table
+    for i, (run, count) in enumerate(zip(group.runs, steps, strict=True)):
+        table[:count, i] = factors[run, count] or 1.0
+        table[:, i] *= run.message.lr
+    return table
 
 
-def _phase_table(setup: TrainingSetup, message: Message, steps: Sequence[int]) -> Ints:
-    """Return the phases of all steps of clients, [S, n], empty where the method has none.
-
-    Args:
-        setup: method, model, data and seed.
-        message: what the server sent.
-        steps: [n] of each client, the most first.
-    """
-    training = setup.training
-    if training.plan.phases is None:
+def _phase_table(group: ClientGroup) -> Ints:
+    """Return the phases of all steps of clients, [S, n], empty where the method has none."""
+    steps = group.steps
+    if group.runs[0].training.plan.phases is None:
         return np.zeros((0, len(steps)), dtype=np.int64)
     table = np.zeros((max(steps), len(steps)), dtype=np.int64)
-    for i, count in enumerate(steps):
-        table[:count, i] = training.phases_of_steps(count, message.round)
+    for i, (run, count) in enumerate(zip(group.runs, steps, strict=True)):
+        table[:count, i] = run.training.phases_of_steps(count, run.message.round)
     return table
 
 
@@ -389,23 +439,25 @@ def _prepared_rows(
     return table
 
 
-def _row_table(clients: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, Ints]:
+def _row_table(clients: Sequence[tuple[Ints, Sequence[Ints]]], least: int = 0) -> tuple[Ints, Ints]:
     """Return the rows of all batches of all clients, [S, n, B], and the batches' sizes, [S, n].
 
     A short batch is filled up with its first row; after its last batch a client repeats that.
 
     Args:
         clients: of each, the rows of its examples, and the positions of each batch among these.
+        least: B is at least this.
     """
     all_sizes = [tuple(map(len, batches)) for _, batches in clients]
-    if len({*all_sizes}) == len({*all_sizes[0]}) == 1:  # all batches are alike
+    is_alike = len({*all_sizes}) == len({*all_sizes[0]}) == 1
+    if is_alike and all_sizes[0][0] >= least:
         steps, width = len(all_sizes[0]), all_sizes[0][0]
         positions = np.concatenate([batch for _, batches in clients for batch in batches])
         by_client = positions.reshape(len(clients), -1)
         rows = np.stack([examples[p] for (examples, _), p in zip(clients, by_client, strict=True)])
         table = rows.reshape(len(clients), steps, width).transpose(1, 0, 2)
         return table, np.full((steps, len(clients)), width)
-    steps, width = max(map(len, all_sizes)), max(map(max, all_sizes))
+    steps, width = max(map(len, all_sizes)), max(least, *map(max, all_sizes))
     table = np.empty((steps, len(clients), width), dtype=np.int64)
     size_table = np.empty((steps, len(clients)), dtype=np.int64)
     for i, ((examples, batches), counts) in enumerate(zip(clients, all_sizes, strict=True)):

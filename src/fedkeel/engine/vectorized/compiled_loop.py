@@ -20,7 +20,8 @@ from fedkeel.config import Precision
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.dropout_masks import Generators, RandomDraws
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
-from fedkeel.engine.vectorized.transfers import copies
+from fedkeel.engine.vectorized.batching import ClientGroup
+from fedkeel.engine.vectorized.transfers import copies, to_device
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.local_loop import (
     ClientRound,
@@ -43,32 +44,44 @@ class NeedsAllExamples(CannotCompile):
 
 
 @dataclass(frozen=True)
-class SharedInputs:
-    """What is the same for all clients of a group.
+class ReceivedInputs:
+    """What the clients of a group have received from the servers of their runs.
 
     Args:
-        message: what the server sent.
-        state: the same, as compiled functions take it.
+        state: what the servers sent, as compiled functions take it: the same for all clients of a
+            single run, and [n, ...], each client's own, where they may be of several runs.
         rate: [] learning rate, on the CPU, of the parameters' type: a wider type would widen
-            what it is multiplied with.
+            what it is multiplied with. NaN where each client has its own, which comes with its
+            batches and at its end.
         generators: what the clients' dropout masks are drawn from; None for a single client.
+        by_client: whether the clients may be of several runs.
     """
 
-    message: Message
     state: FlatState
     rate: Tensor
     generators: Generators
+    by_client: bool
 
     @classmethod
-    def of(cls, message: Message, generators: Generators, dtype: torch.dtype) -> SharedInputs:
-        """Return them for a message; `dtype` is the parameters' type."""
-        state: State = {
-            "start": dict(message.params),
-            "received": dict(message.buffers),
-            "broadcast": dict(message.broadcast),
-        }
-        rate = torch.tensor(message.lr, dtype=dtype)
-        return cls(message, FlatState.of(state), rate, generators)
+    def of(
+        cls, group: ClientGroup, generators: Generators, dtype: torch.dtype, by_client: bool
+    ) -> ReceivedInputs:
+        """Return them for a group; `dtype` is the parameters' type."""
+        runs = group.distinct_runs
+        if not by_client:
+            (run,) = runs
+            rate = torch.tensor(run.message.lr, dtype=dtype)
+            return cls(_sent(run.message), rate, generators, by_client)
+        states = [_sent(run.message) for run in runs]
+        index = torch.tensor([runs.index(run) for run in group.runs])
+        index = to_device(index, states[0].tensors[0].device)
+        together = zip(*(state.tensors for state in states), strict=True)
+        state = states[0].with_tensors([torch.stack(t).index_select(0, index) for t in together])
+        return cls(state, torch.tensor(math.nan, dtype=dtype), generators, by_client)
+
+    def __getitem__(self, clients: slice) -> ReceivedInputs:
+        """Return them for some of the clients, which draw their masks as before."""
+        return replace(self, state=self.state.map(lambda t: t[clients])) if self.by_client else self
 
     @property
     def is_single(self) -> bool:
@@ -83,9 +96,15 @@ class SharedInputs:
         return Arguments((self.state, *states), self.generators, rate, real_examples)
 
     def batched(self, function: Callable[..., State], *axes: int | None) -> Callable[..., State]:
-        """Return a function of one client as a function of all clients."""
+        """Return a function of one client as a function of all clients.
+
+        Args:
+            function: of what was received, of states of the client, and of the rate.
+            axes: 0 for each state of the client, None for the rate.
+        """
         if self.is_single:
             return function
+        axes = (0 if self.by_client else None, *axes)
         of_all = torch.func.vmap(function, in_dims=axes, randomness="different")
 
         def side_by_side(*states: State) -> State:
@@ -95,6 +114,20 @@ class SharedInputs:
             return result
 
         return side_by_side
+
+    def name(self, function: str) -> str:
+        """Return the name under which a function of these is compiled."""
+        return f"{function}, several runs" if self.by_client else function
+
+
+def _sent(message: Message) -> FlatState:
+    return FlatState.of(
+        {
+            "start": dict(message.params),
+            "received": dict(message.buffers),
+            "broadcast": dict(message.broadcast),
+        }
+    )
 
 
 class CompiledLoop:
@@ -122,26 +155,26 @@ class CompiledLoop:
         self.compiled = CompileCache(precision, draws.orders if draws else ())
 
     def start(
-        self, shared: SharedInputs, client_data: FlatState, distinct: State
+        self, received: ReceivedInputs, client_data: FlatState, distinct: State
     ) -> tuple[FlatState, FlatState]:
         """Begin the round of each client.
 
         Args:
-            shared: what is the same for all.
+            received: from the servers.
             client_data: of the clients.
             distinct: the distinct examples of each client's round, empty where no part prepares.
 
         Returns:
             Client data, with what parts have prepared, and local state.
         """
-        training = self._training_of(shared)
+        training = self._training_of(received)
 
-        def start(shared: State, client_data: State, distinct: State) -> State:
-            client, local = _started(training, shared, client_data, distinct)
+        def start(sent: State, client_data: State, distinct: State) -> State:
+            client, local = _started(training, sent, client_data, distinct)
             return {"local": _as_state(local), "prepared": dict(client.prepared)}
 
-        call = Call("start", shared.batched(start, None, 0, 0), (2 if distinct else 1,))
-        arguments = shared.arguments(client_data, FlatState.of(distinct), with_rate=False)
+        call = Call(received.name("start"), received.batched(start, 0, 0), (2 if distinct else 1,))
+        arguments = received.arguments(client_data, FlatState.of(distinct), with_rate=False)
         result = self.compiled.run(call, arguments).state
         if prepared := substate(result, "prepared"):
             client_data = FlatState.of({**client_data.state, "prepared": prepared})
@@ -150,7 +183,7 @@ class CompiledLoop:
 
     def step(
         self,
-        shared: SharedInputs,
+        received: ReceivedInputs,
         client_data: FlatState,
         local: FlatState,
         batch: State,
@@ -160,21 +193,19 @@ class CompiledLoop:
 
         Masks are drawn only for each client's `real_examples`; None draws them for all.
         """
-        training = self._training_of(shared)
+        training = self._training_of(received)
 
-        def step(
-            shared: State, client_data: State, local: State, batch: State, lr: Tensor
-        ) -> State:
-            client = _client(training, _message(shared), client_data, _no_examples)
+        def step(sent: State, client_data: State, local: State, batch: State, lr: Tensor) -> State:
+            client = _client(training, _message(sent), client_data, _no_examples)
             return _as_state(_stepped(client, _local_state(local), batch, lr))
 
-        call = Call("step", shared.batched(step, None, 0, 0, 0, None), (3,), owned=2)
+        call = Call(received.name("step"), received.batched(step, 0, 0, 0, None), (3,), owned=2)
         states = client_data, local, FlatState.of(batch)
-        return self.compiled.run(call, shared.arguments(*states, real_examples=real_examples))
+        return self.compiled.run(call, received.arguments(*states, real_examples=real_examples))
 
     def end(
         self,
-        shared: SharedInputs,
+        received: ReceivedInputs,
         client_data: FlatState,
         local: FlatState,
         end_info: State,
@@ -183,29 +214,30 @@ class CompiledLoop:
         """End the round of every client and return what they send, keep and log.
 
         Args:
-            shared: what is the same for all.
+            received: from the servers.
             client_data: of the clients.
             local: what the last step left; it is lost.
-            end_info: ``steps`` and ``path_length`` [n] as `client_finish` means them.
+            end_info: ``steps`` and ``path_length`` [n] as `client_finish` means them, and ``rate``
+                [n] where each client has its own.
             is_compiled: whether the end is compiled, or done under vmap as it is.
 
         Raises:
             CannotCompile: the end cannot be compiled, or not be done for several clients at once.
         """
-        training = self._training_of(shared)
+        training = self._training_of(received)
 
-        def end(shared: State, data: State, local: State, info: State, lr: Tensor) -> State:
-            client = _client(training, _message(shared), data, _no_examples)
+        def end(sent: State, data: State, local: State, info: State, lr: Tensor) -> State:
+            client = _client(training, _message(sent), data, _no_examples)
             return _finished(client, _local_state(local), info, lr)
 
-        batched = shared.batched(end, None, 0, 0, 0, None)
-        arguments = shared.arguments(client_data, local, FlatState.of(end_info))
+        batched = received.batched(end, 0, 0, 0, None)
+        arguments = received.arguments(client_data, local, FlatState.of(end_info))
         if not is_compiled:
             with tracing():
-                return batched(*(state.state for state in arguments.states), shared.rate)
-        call = Call("end", batched, (3,), owned=2)
+                return batched(*(state.state for state in arguments.states), received.rate)
+        call = Call(received.name("end"), batched, (3,), owned=2)
         result = self.compiled.run(call, arguments).state
-        return map_tensors(lambda t: t[None], result) if shared.is_single else result
+        return map_tensors(lambda t: t[None], result) if received.is_single else result
 
     def end_plainly(
         self,
@@ -225,7 +257,7 @@ class CompiledLoop:
 
     def whole_round(
         self,
-        shared: SharedInputs,
+        received: ReceivedInputs,
         client_data: FlatState,
         distinct: State,
         batches: State,
@@ -235,7 +267,7 @@ class CompiledLoop:
         """Train every client for its whole round at once: start, all steps, end.
 
         Args:
-            shared: what is the same for all.
+            received: from the servers.
             client_data: of the clients.
             distinct: as in `start`.
             batches: of each step by its number, as many steps for each client.
@@ -246,46 +278,48 @@ class CompiledLoop:
             What clients send, keep and log. Where updates are added up, ``update`` and the messages
             that the server only adds up are [1, ...]. Matrices of client states may be low-rank.
         """
-        training, plan = self._training_of(shared), self._training.plan
+        training, plan = self._training_of(received), self._training.plan
 
         def train(
-            shared: State, data: State, distinct: State, batches: State, info: State, lr: Tensor
+            sent: State, data: State, distinct: State, batches: State, info: State, lr: Tensor
         ) -> State:
-            client, local = _started(training, shared, data, distinct)
+            client, local = _started(training, sent, data, distinct)
             for number in range(len(batches)):
                 local = _stepped(client, local, substate(batches, str(number)), lr)
             return _finished(client, local, info, lr)
 
-        batched = shared.batched(train, None, 0, 0, 0, 0, None)
+        batched = received.batched(train, 0, 0, 0, 0, None)
 
         def train_group(*args: Any) -> State:  # noqa: ANN401
             *states, weight, lr = args
             result = batched(*states, lr)
-            if shared.is_single:
+            if received.is_single:
                 result = map_tensors(lambda t: t[None], result)
             return _added_up(result, leaf(weight, "n"), plan.sum_only_uploads) if weight else result
 
         weight: State = {} if weights is None else {"n": weights}
         states = map(FlatState.of, (distinct, batches, end_info, weight))
-        low_rank = tuple(f"client_state/{part}/" for part in plan.last_round_states)
-        name = "round" if weights is None else "round, added up"
-        moved_from = {f"update/{k}": t for k, t in shared.message.params.items()}
+        compact = () if received.by_client else plan.last_round_states
+        low_rank = tuple(f"client_state/{part}/" for part in compact)
+        name = received.name("round" if weights is None else "round, added up")
+        start = tensors(substate(received.state.state, "start"))
+        moved_from = {f"update/{k}": t for k, t in start.items()}
         call = Call(name, train_group, (2, 3), None, low_rank, moved_from, weights)
-        return self.compiled.run(call, shared.arguments(client_data, *states))
+        return self.compiled.run(call, received.arguments(client_data, *states))
 
-    def _training_of(self, shared: SharedInputs) -> ClientTraining:
-        return self._training_single if shared.is_single else self._training
+    def _training_of(self, received: ReceivedInputs) -> ClientTraining:
+        return self._training_single if received.is_single else self._training
 
 
 # ---- steps and values of the local loop, on states ----------------------------------------------
 
 
 def _started(
-    training: ClientTraining, shared: State, client_data: State, distinct: State
+    training: ClientTraining, sent: State, client_data: State, distinct: State
 ) -> tuple[ClientRound, LocalState]:
     return client_start(
         training,
-        _message(shared),
+        _message(sent),
         substates(substate(client_data, "client_state")),
         _client_info(client_data),
         _no_examples,
@@ -325,8 +359,9 @@ def _stepped(client: ClientRound, local: LocalState, batch: State, lr: Tensor) -
 
 
 def _finished(client: ClientRound, local: LocalState, end_info: State, lr: Tensor) -> State:
-    steps, path_length = leaf(end_info, "steps"), leaf(end_info, "path_length")
-    return _reply(client_finish(client, local, steps, path_length, lr))
+    info = tensors(end_info)
+    rate = info.get("rate", lr)
+    return _reply(client_finish(client, local, info["steps"], info["path_length"], rate))
 
 
 def _reply(reply: Reply) -> State:
@@ -357,12 +392,12 @@ def _no_examples() -> Batch:
     raise NeedsAllExamples
 
 
-def _message(shared: State) -> Message:
+def _message(sent: State) -> Message:
     """Return the message as a compiled function sees it, without its round and learning rate."""
     return Message(
-        params=tensors(substate(shared, "start")),
-        buffers=tensors(substate(shared, "received")),
-        broadcast=substates(substate(shared, "broadcast")),
+        params=tensors(substate(sent, "start")),
+        buffers=tensors(substate(sent, "received")),
+        broadcast=substates(substate(sent, "broadcast")),
         round=0,
         lr=math.nan,
     )

@@ -11,7 +11,7 @@ fills the machine, and compiled steps save the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,12 +27,18 @@ from fedkeel.engine.client_inputs import declared_class_counts
 from fedkeel.engine.compiler.cache import FlatState
 from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.store.record import ClientRecord
-from fedkeel.engine.trainer import ReadRecord, SequentialTrainer, TrainedClients
-from fedkeel.engine.vectorized.batching import ClientGroup, GroupBatches, TrainingExamples
-from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, NeedsAllExamples, SharedInputs
+from fedkeel.engine.trainer import ReadRecord, TrainedClients
+from fedkeel.engine.vectorized.batching import (
+    ClientGroup,
+    GroupBatches,
+    PaddedSizes,
+    TrainingExamples,
+)
+from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, NeedsAllExamples, ReceivedInputs
 from fedkeel.engine.vectorized.facts import SetupFacts, establish
 from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
 from fedkeel.engine.vectorized.memory import MemoryBound, uncompiled
+from fedkeel.engine.vectorized.run_inputs import PlacedRun, RunInputs
 from fedkeel.engine.vectorized.strategy import ONE_BY_ONE, Strategy
 from fedkeel.engine.vectorized.streams import Streams
 from fedkeel.engine.vectorized.transfers import copies, to_device, with_counts_on_host
@@ -63,6 +69,8 @@ class VectorizedTrainer:
         facts: what is known about the setup, if it has been established already.
         strategy: how clients are trained at first; None for the fastest way that facts allow.
         processes: how many processes share the memory of the device.
+        fixed: where clients may be of several runs of the setup's structure, what all of them are
+            padded to: the bits of a client do not depend on who trains beside it then.
     """
 
     def __init__(
@@ -74,8 +82,9 @@ class VectorizedTrainer:
         facts: SetupFacts | None = None,
         strategy: Strategy | None = None,
         processes: int = 1,
+        fixed: PaddedSizes | None = None,
     ) -> None:
-        self.device = torch.device(device)
+        self.device, self._fixed = torch.device(device), fixed
         self._memory = MemoryBound(self.device, processes)
         self._streams = Streams(self.device, processes)
         self.placed = placed or setup.on(self.device)
@@ -85,10 +94,8 @@ class VectorizedTrainer:
         if self.facts.not_compilable:
             self.reasons.append(f"steps are not compiled: {self.facts.not_compilable}")
         self._setup = setup
-        network = self.placed.training.network.for_tracing()
-        self._training = replace(self.placed.training, network=network)
-        self._plain = SequentialTrainer(self.placed)
-        self._loop = CompiledLoop(self._training, setup.precision, self.facts.draws)
+        self.run = PlacedRun(setup, self.placed)
+        self._loop = CompiledLoop(self.run.training, setup.precision, self.facts.draws)
         self._examples = TrainingExamples(self.placed.federation.data, setup.training.network.dtype)
         self._generators: list[torch.Generator] = []  # CUDA graphs draw from these very objects
 
@@ -127,23 +134,33 @@ class VectorizedTrainer:
         sums: bool = False,
     ) -> Iterator[TrainedClients]:
         """Train clients from a message."""
+        run = self.inputs(self.run, message, read)
+        for trained in self.train(ClientGroup.single_clients(run, jobs), sums):
+            yield trained.clients
+
+    def inputs(self, run: PlacedRun, message: Message, read: ReadRecord) -> RunInputs:
+        """Return what the clients of a run begin a round with, on the device."""
+        return RunInputs(run, self._message_on_device(message), self._records_on_device(read))
+
+    def train(self, waiting: list[ClientGroup], sums: bool = False) -> Iterator[TrainedGroup]:
+        """Train clients, which come as groups of one client each; they may be of several runs.
+
+        With `sums`, the updates of a single run's clients may come added up.
+        """
         clock = Clock()
-        message = self._message_on_device(message)
-        read = self._records_on_device(read)
-        waiting = ClientGroup.single_clients(self._setup, message, jobs)
         one_by_one = self.parallel_clients == 1 and self.facts.draws is None
         self._streams.share(len(waiting) if one_by_one else 1)
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad(), self._streams:
             while waiting and self.strategy.is_compiled:
                 group, rest = self._next_group(waiting)
-                if not self._fits(message, group, read):
+                if not self._fits(group):
                     continue
                 refusal: CannotCompile | None = None
                 try:
                     with self._turn():
-                        done = self._train(message, group, read, clock, sums)
-                        done = list(map(with_counts_on_host, done))
+                        done = self._train(group, clock, sums)
+                        done = [each.with_counts_on_host() for each in done]
                 except torch.OutOfMemoryError:
                     self._use_less_memory(len(group))
                     continue
@@ -151,15 +168,15 @@ class VectorizedTrainer:
                     refusal = error
                 if refusal is None:
                     yield from done[:-1]
-                    yield replace(done[-1], seconds=clock.seconds)
+                    yield done[-1].in_seconds(clock.seconds)
                     clock, waiting = Clock(), rest
                     continue
                 if refusal.raised is not None:  # raised again here if it is the user's own error
-                    yield from map(with_counts_on_host, self._plain(message, group.jobs, read))
+                    yield from _train_one_by_one(group)
                     clock, waiting = Clock(), rest
                 self._use_plainer_strategy(len(group), refusal.reason)
-            jobs = [group.jobs[0] for group in waiting]
-            yield from map(with_counts_on_host, self._plain(message, jobs, read))
+            for group in waiting:
+                yield from _train_one_by_one(group)
 
     def _use_plainer_strategy(self, clients: int, reason: str) -> None:
         before, self.strategy = self.strategy, self.strategy.lowered(clients)
@@ -186,16 +203,16 @@ class VectorizedTrainer:
         change = fewer if self.strategy.is_compiled else "steps are not compiled"
         self.reasons.append(f"{change}: more does not fit into memory")
 
-    def _fits(self, message: Message, group: ClientGroup, read: ReadRecord) -> bool:
+    def _fits(self, group: ClientGroup) -> bool:
         """Return whether a group fits into memory; where it does not, groups get smaller."""
 
         def two_clients() -> None:
             pair = group[:2]
-            data = self._client_data(message, pair, read)
-            shared, batches = self._begin(message, pair, self.facts.pads)
-            loop = uncompiled(self._training)
-            data, local = loop.start(shared, data, batches.distinct_examples())
-            loop.step(shared, data, local, batches.batch(0, 2, 2))
+            data = self._client_data(pair)
+            received, batches = self._begin(pair, self.facts.pads)
+            loop = uncompiled(self.run.training)
+            data, local = loop.start(received, data, batches.distinct_examples())
+            loop.step(received, data, local, batches.batch(0, 2, 2))
 
         width = max(max(sizes) for sizes in group.batch_sizes)
         fitting = self._memory.clients(len(group), width, two_clients)
@@ -247,83 +264,77 @@ class VectorizedTrainer:
         others = [group for group in ordered if group.shape != ordered[0].shape]
         return ClientGroup.join(alike[:n]), alike[n:] + others
 
-    def _train(
-        self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock, sums: bool
-    ) -> list[TrainedClients]:
+    def _train(self, group: ClientGroup, clock: Clock, sums: bool) -> list[TrainedGroup]:
         """Train a group by a whole compiled round where that is possible, else by steps."""
         is_alike = len(set(group.steps)) == 1
         if self.facts.draws is not None:
             is_alike = is_alike and len(set(group.batch_sizes)) == 1
         if self.strategy.compiles_whole_round(len(group)) and is_alike:
             try:
-                done = self._train_whole_round(message, group, read, clock, sums)
+                done = self._train_whole_round(group, clock, sums)
             except CannotCompile:  # perhaps steps can be compiled; if not, they say why
                 self.strategy = self.strategy.without_whole_rounds(len(group))
             else:
                 if done is not None:
                     return [done]
-        return self._train_by_steps(message, group, read, clock)
+        return self._train_by_steps(group, clock)
 
-    def _begin(
-        self, message: Message, group: ClientGroup, pads: bool
-    ) -> tuple[SharedInputs, GroupBatches]:
+    def _begin(self, group: ClientGroup, pads: bool) -> tuple[ReceivedInputs, GroupBatches]:
         """Return what the clients see, with all random numbers of their rounds yet to be drawn."""
-        channels_last, dtype = self.strategy.channels_last, self._training.network.dtype
-        batches = GroupBatches(self._setup, self._examples, message, group, pads, channels_last)
-        draws = group.is_single or self.facts.draws is not None
-        clients = [job.client for job in group.jobs] if draws else []
-        seeds = torch_seeds(self._setup.seed, "torch", message.round, clients)
+        channels_last, dtype = self.strategy.channels_last, self.run.training.network.dtype
+        batches = GroupBatches(self._examples, group, pads, channels_last, self._fixed)
         if group.is_single:
-            seed_torch(seeds[0])
-            return SharedInputs.of(message, None, dtype), batches
+            (seed,) = _torch_seeds(group)
+            seed_torch(seed)
+            return ReceivedInputs.of(group, None, dtype, by_client=False), batches
+        seeds = [] if self.facts.draws is None else _torch_seeds(group)
         missing = len(seeds) - len(self._generators)
         self._generators += [torch.Generator(self.device) for _ in range(missing)]
         generators = self._generators[: len(seeds)]
         for generator, number in zip(generators, seeds, strict=True):
             generator.manual_seed(number)
-        return SharedInputs.of(message, generators, dtype), batches
+        return ReceivedInputs.of(group, generators, dtype, self._fixed is not None), batches
 
     def _train_whole_round(
-        self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock, sums: bool
-    ) -> TrainedClients | None:
+        self, group: ClientGroup, clock: Clock, sums: bool
+    ) -> TrainedGroup | None:
         """Train a group whose clients make as many steps; None where a result is not finite.
 
         A sum would be spoilt by one client, which may be finite by itself: low-rank terms overflow
         earlier than the matrices that they make.
         """
-        client_data = self._client_data(message, group, read, low_rank=self.device.type == "cpu")
+        low_rank = self.device.type == "cpu" and self._fixed is None
+        client_data = self._client_data(group, low_rank)
         pads = self.facts.pads and self.facts.draws is None  # masks are drawn for whole batches
-        shared, batches = self._begin(message, group, pads)
+        received, batches = self._begin(group, pads)
         weights = None
         if sums and not group.is_single:
             weights = torch.from_numpy(self._setup.raw_weights(group.jobs, group.processed))
-            weights = to_device(weights.to(self._training.network.dtype), self.device)
+            weights = to_device(weights.to(self.run.training.network.dtype), self.device)
         every_batch = batches.all_steps(group.steps[0])
-        distinct, end_info = batches.distinct_examples(), self._end_info(shared, group)
+        distinct, end_info = batches.distinct_examples(), self._end_info(received, group)
         clock.lap("data")
         result = self._loop.whole_round(
-            shared, client_data, distinct, every_batch, end_info, weights
+            received, client_data, distinct, every_batch, end_info, weights
         )
         clock.lap("steps")
         if not group.is_single and not bool(dense(result.by_path["finite"]).all()):
             return None
-        return replace(self._as_trained(group, result), added=weights is not None)
+        return self._as_trained(group, result, added=weights is not None)
 
-    def _train_by_steps(
-        self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock
-    ) -> list[TrainedClients]:
+    def _train_by_steps(self, group: ClientGroup, clock: Clock) -> list[TrainedGroup]:
         """Train a group step by step; as clients end, the others go on as a smaller group."""
-        client_data = self._client_data(message, group, read)
-        shared, batches = self._begin(message, group, self.facts.pads)
+        client_data = self._client_data(group)
+        received, batches = self._begin(group, self.facts.pads)
         clock.lap("data")
-        client_data, local = self._loop.start(shared, client_data, batches.distinct_examples())
-        running = _Running(shared, group, client_data, local)
-        done: list[TrainedClients] = []
+        client_data, local = self._loop.start(received, client_data, batches.distinct_examples())
+        running = _Running(received, group, client_data, local)
+        done: list[TrainedGroup] = []
         n = len(group)
         clock.lap("steps")
         for step in range(group.steps[0]):
             active = sum(steps > step for steps in running.group.steps)
-            if not shared.is_single and active <= n // 2:
+            if not received.is_single and active <= n // 2:
                 while n // 2 >= active:
                     n //= 2
                 done.append(self._finish(running[n:], first=n))
@@ -333,7 +344,9 @@ class VectorizedTrainer:
             clock.lap("data")
             draws = self.facts.draws is not None
             real_examples = batches.real_examples(step, batch, active) if draws else None
-            local = self._loop.step(shared, running.data, running.local, batch, real_examples)
+            local = self._loop.step(
+                running.received, running.data, running.local, batch, real_examples
+            )
             running = replace(running, local=local)
             clock.lap("steps")
         done.append(self._finish(running))
@@ -342,81 +355,66 @@ class VectorizedTrainer:
 
     # ---- what clients begin with ------------------------------------------------------------
 
-    def _client_data(
-        self, message: Message, group: ClientGroup, read: ReadRecord, low_rank: bool = False
-    ) -> FlatState:
+    def _client_data(self, group: ClientGroup, low_rank: bool = False) -> FlatState:
         """Return what stays the same for each client in a round: its state, and its information.
 
         With `low_rank`, matrices of client states come as their factors where they may.
         """
-        setup, clients = self._setup, [job.client for job in group.jobs]
-        sizes = torch.from_numpy(setup.federation.sizes[clients])
+        sizes = [run.setup.federation.sizes[job.client] for job, run in group.members]
         info: State = {
-            "client": torch.tensor(clients),
-            "examples": sizes.to(setup.training.network.dtype),
+            "client": torch.tensor([job.client for job in group.jobs]),
+            "examples": torch.tensor(sizes).to(self.run.training.network.dtype),
         }
-        counts = [declared_class_counts(setup, client) for client in clients]
+        counts = [declared_class_counts(run.setup, job.client) for job, run in group.members]
         if known := [c for c in counts if c is not None]:
             info["counts"] = torch.stack(known)
         if group.is_single:
             info = map_tensors(lambda t: t[0], info)
-        client_state = self._client_state(message, group, read, low_rank)
+        client_state = self._client_state(group, low_rank)
         data = {CLIENT_STATE + path: value for path, value in client_state.items()}
         data.update(walk({"client_info": info}))
         return FlatState.of_values(data).map(lambda t: to_device(t, self.device))
 
-    def _client_state(
-        self, message: Message, group: ClientGroup, read: ReadRecord, low_rank: bool
-    ) -> dict[str, Matrix]:
+    def _client_state(self, group: ClientGroup, low_rank: bool) -> dict[str, Matrix]:
         """Return what the clients keep, by path; they are read one after the other."""
-        if not self._training.stateful:
+        training = self.run.training
+        if not training.stateful:
             return {}
-        records = self._records(message, group, read)
+        records = _records(group)
         if group.is_single:
             return {path: dense(value) for path, value in next(records).values.items()}
-        parts = self._training.plan.last_round_states if low_rank else ()
+        parts = training.plan.last_round_states if low_rank else ()
         rank = sum(max(sizes) for sizes in zip(*group.batch_sizes, strict=True)) if parts else 0
         return stack_records(records, len(group), rank, parts)
 
-    def _records(
-        self, message: Message, group: ClientGroup, read: ReadRecord
-    ) -> Iterator[ClientRecord]:
-        """Yield what each client keeps; new clients share one record."""
-        initial: ClientRecord | None = None
-        for job in group.jobs:
-            record = read(job.client) or initial
-            if record is None:
-                client_state, _ = start_client_state(self._training, message, None)
-                record = initial = ClientRecord.of(dict(client_state))
-            yield record
-
     # ---- the end of a round -----------------------------------------------------------------
 
-    def _finish(self, running: _Running, first: int = 0) -> TrainedClients:
+    def _finish(self, running: _Running, first: int = 0) -> TrainedGroup:
         """End the round of clients, the first of which has this place in its group."""
-        shared, group = running.shared, running.group
+        received, group = running.received, running.group
         result = self._finish_together(running)
         if result is None:
             ends = []
             for i in range(len(group)):
                 states = [running.data.state, running.local.state]
-                if not shared.is_single:
+                if not received.is_single:
                     states = [map_tensors(lambda t, i=i: t[i], state) for state in states]  # type: ignore[misc]
-                if shared.generators:  # draws at the end follow those of the steps
-                    continue_torch(shared.generators[first + i])
-                ends.append(self._finish_plainly(shared.message, group[i : i + 1], *states))
+                if received.generators:  # draws at the end follow those of the steps
+                    continue_torch(received.generators[first + i])
+                ends.append(self._finish_plainly(group[i : i + 1], *states))
             result = tree.stack(ends)
         return self._as_trained(group, FlatState.of(result))
 
     def _finish_together(self, running: _Running) -> State | None:
         """End the round of all clients at once; None where each has to end by itself."""
-        shared, end_info = running.shared, self._end_info(running.shared, running.group)
+        received = running.received
+        end_info = self._end_info(received, running.group)
         while self.strategy.round_end != "one by one":
             is_compiled = self.strategy.round_end == "compiled"
-            if shared.is_single and not is_compiled:
+            if received.is_single and not is_compiled:
                 return None
             try:
-                return self._loop.end(shared, running.data, running.local, end_info, is_compiled)
+                return self._loop.end(received, running.data, running.local, end_info, is_compiled)
             except NeedsAllExamples:
                 self.strategy = replace(self.strategy, round_end="one by one")
             except CannotCompile:
@@ -425,23 +423,27 @@ class VectorizedTrainer:
                 self.strategy = replace(self.strategy, round_end="side by side")
         return None
 
-    def _end_info(self, shared: SharedInputs, group: ClientGroup) -> State:
-        """Return each client's steps and the length of its local path."""
-        steps, training, message = group.steps, self._training, shared.message
-        lengths = {count: local_path_length(training, message, count) for count in set(steps)}
-        path_lengths = [lengths[count] for count in steps]
-        info: State = {
-            "steps": to_device(torch.tensor(steps), self.device),
-            "path_length": to_device(torch.tensor(path_lengths, dtype=torch.float64), self.device),
+    def _end_info(self, received: ReceivedInputs, group: ClientGroup) -> State:
+        """Return each client's steps, path length, and rate where it has its own."""
+        pairs = list(zip(group.runs, group.steps, strict=True))
+        lengths = {
+            (run, count): local_path_length(run.training, run.message, count)
+            for run, count in dict.fromkeys(pairs)
         }
-        return map_tensors(lambda t: t[0], info) if shared.is_single else info
+        path_lengths = torch.tensor([lengths[pair] for pair in pairs], dtype=torch.float64)
+        info: State = {
+            "steps": to_device(torch.tensor(group.steps), self.device),
+            "path_length": to_device(path_lengths, self.device),
+        }
+        if received.by_client:
+            rates = torch.tensor([run.message.lr for run in group.runs], dtype=torch.float64)
+            info["rate"] = to_device(rates.to(self.run.training.network.dtype), self.device)
+        return map_tensors(lambda t: t[0], info) if received.is_single else info
 
-    def _finish_plainly(
-        self, message: Message, group: ClientGroup, client_data: State, local: State
-    ) -> State:
+    def _finish_plainly(self, group: ClientGroup, client_data: State, local: State) -> State:
         """End the round of a group of one client, whose states come without a client axis."""
-        client, steps = group.jobs[0].client, group.steps[0]
-        rows = self._setup.federation.client(client)
+        client, steps, run = group.jobs[0].client, group.steps[0], group.runs[0]
+        rows = run.setup.federation.client(client)
         known = tensors(substate(client_data, "client_info"))
         info = ClientInfo(known["client"], known["examples"], known.get("counts"))
 
@@ -450,15 +452,19 @@ class VectorizedTrainer:
             return self._examples.take(table, None, True, self.strategy.channels_last)
 
         with explain_errors(f"Training failed at client {client}, step {steps}"):
-            return self._loop.end_plainly(message, client_data, local, info, steps, all_examples)
+            return self._loop.end_plainly(
+                run.message, client_data, local, info, steps, all_examples
+            )
 
-    def _as_trained(self, group: ClientGroup, reply: FlatState) -> TrainedClients:
+    def _as_trained(
+        self, group: ClientGroup, reply: FlatState, added: bool = False
+    ) -> TrainedGroup:
         if self.queue_length:  # the next group's steps write over what lies in a graph's memory
             reply = reply.with_tensors(copies(reply.tensors))
         values = reply.by_path
         kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
         state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})
-        return TrainedClients(
+        clients = TrainedClients(
             jobs=group.jobs,
             state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
             client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in kept.items()}),
@@ -466,7 +472,9 @@ class VectorizedTrainer:
             finite=leaf(state, "finite"),
             steps=group.steps,
             examples=group.processed,
+            added=added,
         )
+        return TrainedGroup(group, clients)
 
 
 def one_by_one(setup: TrainingSetup, device: str) -> VectorizedTrainer:
@@ -476,10 +484,59 @@ def one_by_one(setup: TrainingSetup, device: str) -> VectorizedTrainer:
 
 
 @dataclass(frozen=True)
+class TrainedGroup:
+    """A group of clients that have ended their round.
+
+    Args:
+        group: the clients, with their runs.
+        clients: what came of them.
+    """
+
+    group: ClientGroup
+    clients: TrainedClients
+
+    def with_counts_on_host(self) -> TrainedGroup:
+        """Return it with what `transfers.with_counts_on_host` makes of the clients."""
+        return replace(self, clients=with_counts_on_host(self.clients))
+
+    def in_seconds(self, seconds: Mapping[str, float]) -> TrainedGroup:
+        """Return it with the seconds that the clients have taken, by phase."""
+        return replace(self, clients=replace(self.clients, seconds=seconds))
+
+
+def _train_one_by_one(group: ClientGroup) -> Iterator[TrainedGroup]:
+    """Train the clients of a group one after the other, as the sequential engine does."""
+    for i, (job, run) in enumerate(group.members):
+        for trained in run.train_one_by_one([job]):
+            yield TrainedGroup(group[i : i + 1], trained).with_counts_on_host()
+
+
+def _torch_seeds(group: ClientGroup) -> list[int]:
+    """Return what torch is seeded with for each client of a group."""
+    seeds: dict[tuple[RunInputs, int], int] = {}
+    for run in group.distinct_runs:
+        clients = [job.client for job, own in group.members if own is run]
+        numbers = torch_seeds(run.setup.seed, "torch", run.message.round, clients)
+        seeds.update({(run, k): number for k, number in zip(clients, numbers, strict=True)})
+    return [seeds[run, job.client] for job, run in group.members]
+
+
+def _records(group: ClientGroup) -> Iterator[ClientRecord]:
+    """Yield what each client keeps; new clients of a run share one record."""
+    initial: dict[RunInputs, ClientRecord] = {}
+    for job, run in group.members:
+        record = run.read(job.client) or initial.get(run)
+        if record is None:
+            client_state, _ = start_client_state(run.training, run.message, None)
+            record = initial[run] = ClientRecord.of(dict(client_state))
+        yield record
+
+
+@dataclass(frozen=True)
 class _Running:
     """A group of clients between two steps, with the client data and local state of each."""
 
-    shared: SharedInputs
+    received: ReceivedInputs
     group: ClientGroup
     data: FlatState
     local: FlatState
@@ -487,4 +544,4 @@ class _Running:
     def __getitem__(self, clients: slice) -> _Running:
         """Return some of the clients."""
         data, local = (state.map(lambda t: t[clients]) for state in (self.data, self.local))
-        return replace(self, group=self.group[clients], data=data, local=local)
+        return _Running(self.received[clients], self.group[clients], data, local)

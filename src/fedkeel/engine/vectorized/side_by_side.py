@@ -1,0 +1,289 @@
+"""Several runs of a process whose clients train side by side.
+
+A small network leaves most of a processor or a GPU idle: the time goes into starting operations.
+Runs of one structure, such as those of several seeds, train in one group: its axis holds the
+clients of all of them, each with the model, the rate and the data of its own run. Everything else,
+the servers' rounds, evaluation, files, stays with each run.
+
+The bits of a run do not depend on which others train beside it. So a study that is stopped and
+continued, where some runs are further than others or have ended, gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedkeel.config import Local
+from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.process.lane import Answer, Lane, current_lane
+from fedkeel.engine.process.lockstep import in_lockstep
+from fedkeel.engine.store.record import ClientRecord
+from fedkeel.engine.trainer import ReadRecord, TrainedClients, Trainer
+from fedkeel.engine.vectorized.batching import ClientGroup, PaddedSizes
+from fedkeel.engine.vectorized.engine import TrainedGroup, VectorizedTrainer
+from fedkeel.engine.vectorized.facts import has_short_rounds
+from fedkeel.engine.vectorized.run_inputs import PlacedRun, RunInputs
+from fedkeel.method.context import Message
+from fedkeel.task.network import Network
+from fedkeel.tree import unwalk, walk
+
+T = TypeVar("T")
+
+
+def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Make several runs of the vectorized engine whose clients train side by side.
+
+    Args:
+        tasks: each makes one run, with the engine that `trainer_of` gives it.
+
+    Raises:
+        BaseException: the first error that one of the tasks raises. The others are interrupted.
+    """
+    return in_lockstep(tasks, _answered) if len(tasks) > 1 else [task() for task in tasks]
+
+
+def trainer_of(setup: TrainingSetup, parallel_clients: int, device: str, runs: int) -> Trainer:
+    """Return what trains the clients of a run: with those of others, where it is one of several.
+
+    Args:
+        setup: method, model, data and seed.
+        parallel_clients: clients of a run that are trained side by side, at most.
+        device: where they train.
+        runs: runs whose clients are trained side by side, at most.
+    """
+    lane = current_lane()
+    if lane is None:
+        return VectorizedTrainer(setup, parallel_clients, device)
+    group = lane.shared.setdefault("side by side", [])
+    for trainer in group:
+        if trainer.takes(setup, parallel_clients, device):
+            return _Joined(trainer, lane, setup)
+    group.append(JoinedTrainer(setup, parallel_clients, device, runs))
+    return _Joined(group[-1], lane, setup)
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """Clients of a run that are to be trained."""
+
+    trainer: JoinedTrainer
+    run: RunInputs
+    jobs: Sequence[ClientJob]
+
+
+class JoinedTrainer:
+    """Trains the clients of several runs, which have one structure, side by side.
+
+    Args:
+        setup: method, model, data and seed of the first run.
+        parallel_clients: clients of a run that are trained side by side, at most.
+        device: where they train.
+        runs: runs whose clients are trained side by side, at most.
+    """
+
+    def __init__(self, setup: TrainingSetup, parallel_clients: int, device: str, runs: int) -> None:
+        self.parallel_clients, self._device = parallel_clients, device
+        self._sizes = PaddedSizes.of(setup)
+        self.trainer = VectorizedTrainer(setup, parallel_clients * runs, device, fixed=self._sizes)
+        self._first, self._is_short = setup, has_short_rounds(setup)
+
+    def takes(self, setup: TrainingSetup, parallel_clients: int, device: str) -> bool:
+        """Return whether the clients of a run may train beside those of the first run."""
+        same_size = (parallel_clients, device) == (self.parallel_clients, self._device)
+        if not same_size or has_short_rounds(setup) != self._is_short:
+            return False
+        if PaddedSizes.of(setup) != self._sizes:
+            return False
+        return are_alike(self._first, setup)
+
+    def place(self, setup: TrainingSetup) -> PlacedRun:
+        """Return a run on the device, with the data that lie there already."""
+        if setup is self._first:
+            return self.trainer.run
+        placed, device = self.trainer.placed, self.trainer.device
+        training = replace(setup.training, network=setup.training.network.on(device))
+        federation = replace(setup.federation, data=placed.federation.data)
+        test = placed.test if setup.test is self._first.test else setup.test.on(device)
+        return PlacedRun(setup, replace(setup, training=training, federation=federation, test=test))
+
+    def train(self, requests: Sequence[_Request]) -> list[Answer]:
+        """Train the clients of some runs; a run gets the error that its own clients raise."""
+        began = time.perf_counter()
+        try:
+            trained = self._together(requests)
+        except Exception:
+            if len(requests) == 1:
+                raise
+            return [self._by_itself(request) for request in requests]
+        seconds, count = time.perf_counter() - began, sum(len(r.jobs) for r in requests)
+        return [
+            Answer(trained[request.run], seconds * len(request.jobs) / max(count, 1))
+            for request in requests
+        ]
+
+    def _by_itself(self, request: _Request) -> Answer:
+        began = time.perf_counter()
+        try:
+            trained: object = self._together([request])[request.run]
+        except Exception as error:
+            trained = error
+        return Answer(trained, time.perf_counter() - began)
+
+    def _together(self, requests: Sequence[_Request]) -> dict[RunInputs, TrainedClients]:
+        waiting = [
+            group
+            for request in requests
+            for group in ClientGroup.single_clients(request.run, request.jobs)
+        ]
+        began, done = time.thread_time(), []
+        for group in self.trainer.train(waiting):
+            group.clients.wait()
+            done.append(group)
+        spent = time.thread_time() - began
+        return {
+            request.run: _of_run(request, done, len(request.jobs) / len(waiting) * spent)
+            for request in requests
+        }
+
+
+def _of_run(
+    request: _Request, done: Sequence[TrainedGroup], processor_seconds: float
+) -> TrainedClients:
+    """Return the clients of one run in the order of its request, whatever groups they were in."""
+    rows: dict[ClientJob, tuple[TrainedClients, int]] = {}
+    seconds: dict[str, float] = {}
+    for each in done:
+        places = [i for i, run in enumerate(each.group.runs) if run is request.run]
+        rows.update({each.clients.jobs[i]: (each.clients, i) for i in places})
+        for phase, value in each.clients.seconds.items():
+            share = value * len(places) / len(each.group)
+            seconds[phase] = seconds.get(phase, 0.0) + share
+    places = [rows[job] for job in request.jobs]
+    flat = {
+        id(clients): (dict(walk(clients.state)), dict(walk(dict(clients.client_state.state))))
+        for clients, _ in places
+    }
+
+    def together(of: Callable[[TrainedClients], Tensor]) -> Tensor:
+        return torch.stack([of(clients)[i] for clients, i in places])
+
+    state, kept = (
+        {
+            path: together(lambda c, path=path, which=which: flat[id(c)][which][path])  # type: ignore[misc]
+            for path in flat[id(places[0][0])][which]
+        }
+        for which in (0, 1)
+    )
+    return TrainedClients(
+        jobs=request.jobs,
+        state=unwalk(state),
+        client_state=ClientRecord(kept),
+        loss=together(lambda c: c.loss),
+        finite=together(lambda c: c.finite),
+        steps=[clients.steps[i] for clients, i in places],
+        examples=[clients.examples[i] for clients, i in places],
+        seconds=seconds,
+        processor_seconds=processor_seconds,
+    )
+
+
+class _Joined:
+    """The trainer of one run among several.
+
+    Args:
+        joined: trains the clients of all of them.
+        lane: where the run is made.
+        setup: method, model, data and seed of the run.
+    """
+
+    def __init__(self, joined: JoinedTrainer, lane: Lane, setup: TrainingSetup) -> None:
+        self._joined, self._lane = joined, lane
+        self._run = joined.place(setup)
+        self.placed, self.parallel_clients = self._run.placed, joined.parallel_clients
+
+    @property
+    def queue_length(self) -> int:
+        """Groups of clients that may wait for a GPU while the next one is started."""
+        return self._joined.trainer.queue_length
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why clients were trained in a plainer way than was asked for."""
+        return self._joined.trainer.reasons
+
+    def __call__(
+        self,
+        message: Message,
+        jobs: Sequence[ClientJob],
+        read: ReadRecord,
+        sums: bool = False,
+    ) -> Iterator[TrainedClients]:
+        """Train clients from a message, beside those of the other runs."""
+        run = self._joined.trainer.inputs(self._run, message, read)
+        trained: TrainedClients = self._lane.ask(_Request(self._joined, run, jobs))
+        yield trained
+
+
+def _answered(requests: Sequence[Any]) -> list[Answer]:
+    """Train the clients of all requests, those of each trainer side by side."""
+    answers: dict[int, Answer] = {}
+    for trainer in dict.fromkeys(request.trainer for request in requests):
+        places = [i for i, request in enumerate(requests) if request.trainer is trainer]
+        answers.update(zip(places, trainer.train([requests[i] for i in places]), strict=True))
+    return [answers[i] for i in range(len(requests))]
+
+
+# ---- which runs have one structure --------------------------------------------------------------
+
+
+def are_alike(first: TrainingSetup, second: TrainingSetup) -> bool:
+    """Return whether one compiled step serves the clients of two runs.
+
+    They may differ in seed, initial parameters, learning rate, and in who has which examples.
+    """
+    one, other = first.training, second.training
+    if (one.plan.expression, one.plan.weights) != (other.plan.expression, other.plan.weights):
+        return False
+    if _structure(one.local) != _structure(other.local) or one.personal != other.personal:
+        return False
+    if (one.buffers, one.rounds) != (other.buffers, other.rounds):
+        return False
+    options = [(s.augment, s.precision, s.keeps_updates) for s in (first, second)]
+    data, other_data = first.federation.data, second.federation.data
+    return (
+        options[0] == options[1]
+        and (data is other_data or data.fingerprint() == other_data.fingerprint())
+        and _compute_the_same(one.network, other.network)
+    )
+
+
+def _structure(local: Local) -> Local:
+    """Return settings of local training without the rate, which may differ."""
+    return local.model_copy(update={"lr": 1.0})
+
+
+def _compute_the_same(first: Network, second: Network) -> bool:
+    """Return whether two networks differ in nothing but their trained parameters."""
+    if first.describe() != second.describe() or first.unseen or second.unseen:
+        return False
+    if (first.mixed, first.dtype, first.channels_last) != (
+        second.mixed,
+        second.dtype,
+        second.channels_last,
+    ):
+        return False
+    one, other = (
+        {
+            k: t
+            for k, t in {**n.initial_state(), **n.buffers, **n.frozen}.items()
+            if k not in n.params
+        }
+        for n in (first, second)
+    )
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
