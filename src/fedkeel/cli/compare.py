@@ -30,6 +30,13 @@ def compare(
         help='Expressions, e.g. "fedavg, fedprox(mu=0.1)+gcfed, local, centralised".',
     ),
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
+    jobs: int = typer.Option(
+        None,
+        "--jobs",
+        min=1,
+        help="Runs at a time, of one thread each; seeds of a method that train side by side count "
+        "as one. One for each core by default where that fits into memory, on a GPU 1.",
+    ),
     out: Path = typer.Option(
         None,
         "--out",
@@ -65,7 +72,9 @@ def compare(
     ingredients = gather(experiment)
     with shown_progress(quiet) as display:
         seeds = seeds or experiment.compare.seeds
-        comparison = compare_methods(experiment, ingredients, expressions, seeds, out, display)
+        comparison = compare_methods(
+            experiment, ingredients, expressions, seeds, out, display, jobs=jobs or 1
+        )
     page = page_written(
         lambda: write_report(runs_of(out), out / "report.html", title=experiment.name)
     )

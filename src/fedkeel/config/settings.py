@@ -243,6 +243,8 @@ class Engine(Settings):
         parallel_clients: about how many clients a process of ``vectorized`` trains side by side; 1
             trains them one after the other by traced steps; None takes a number by a rule. For
             ``ray`` the same, but None trains as ``workers`` does, with the same bits.
+        parallel_runs: how many runs of a study, such as the seeds of one method, ``vectorized``
+            trains side by side, at most; 1 trains each by itself; None takes a number by a rule.
         device: where ``vectorized`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
             ``auto``: on a GPU where there is one, but for short runs of kind ``auto``.
             ``sequential`` trains on a GPU only with ``cuda``. Dropout draws other
@@ -273,6 +275,7 @@ class Engine(Settings):
     kind: Literal["auto", "sequential", "workers", "vectorized", "ray"] = "auto"
     workers: int | None = Field(None, ge=1)
     parallel_clients: int | None = Field(None, ge=1)
+    parallel_runs: int | None = Field(None, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     devices: Literal["all"] | tuple[str, ...] | None = None
     address: str | None = None

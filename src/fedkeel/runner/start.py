@@ -97,7 +97,9 @@ def _start(
         folder.check_record()
         check_disk(prepared, out)
         if engine is None:
-            choice = kept_engine(before.engine, prepared.settings.engine) or choice
+            kept = kept_engine(before.engine, prepared.settings.engine) or choice
+            runs = None if choice is None else choice.parallel_runs
+            choice = kept and replace(kept, parallel_runs=runs)
         keys = [*before.earlier_keys, *([before.key] if goes_further else [])]
         record = replace(describe_run(prepared, choice), earlier_keys=keys)
         if goes_further:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedkeel import config
 from fedkeel.config import Run as RunSettings
 from fedkeel.engine.choose.engine_rule import EngineRule, kept_engine
 from fedkeel.engine.choose.memory import check_disk
+from fedkeel.engine.choose.parallel_runs import with_parallel_runs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError
@@ -27,12 +29,20 @@ from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.formatting import enumeration
 from fedkeel.report.summary import Quantity
 from fedkeel.runner.callbacks import Callback
-from fedkeel.runner.feature import RunGroup
 from fedkeel.runner.features import callbacks_of, features_asked_for
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study.comparison import Comparison
+from fedkeel.study.pool import (
+    RunRequest,
+    beside,
+    can_be_scored,
+    can_fork,
+    make_run,
+    run_all,
+    single_process,
+)
 from fedkeel.study.tracked_group import TrackedGroup, tracked_group
 
 
@@ -44,8 +54,11 @@ def compare(
     out: Path | None = None,
     display: ProgressDisplay | None = None,
     callbacks: Sequence[Callback] = (),
+    jobs: int = 1,
 ) -> Comparison:
     """Run every method with every seed.
+
+    Runs of a method that differ in the seed train side by side where that pays.
 
     Args:
         settings: everything but method and seed; its seed is the first of the comparison. Without
@@ -56,12 +69,18 @@ def compare(
         out: folder of the comparison, None to keep it in memory.
         display: shows the progress.
         callbacks: follow each run, one run after the other.
+        jobs: runs, or groups of runs that train side by side, at a time; each in a process of one
+            thread. A single job runs in this process.
 
     Raises:
         FedkeelError: a method cannot be composed or run on this task; nothing has been run then.
         TrainingError: no run could be finished.
     """
     display = display or ProgressDisplay()
+    if jobs > 1:
+        check_jobs(jobs, out, callbacks)
+        engine_of_job = single_process(settings.engine)
+        settings = settings.model_copy(update={"engine": engine_of_job})
     is_weighting_chosen = settings.weights is not None
     settings = with_one_weighting(settings)
     if not methods:
@@ -73,7 +92,7 @@ def compare(
     by_expression: dict[str, RunSettings] = {}  # one method may be written in several ways
     others: list[str] = []
     first_folders: list[str] = []  # of the first runs, by name
-    rule = EngineRule()
+    rule, largest = EngineRule(), None  # of the runs, the one of the largest cohort
     for method in methods:
         of_method = settings.model_copy(update={"method": method})
         prepared = prepare(of_method, ingredients)  # refuse what is illegal before anything runs
@@ -83,9 +102,11 @@ def compare(
             others.append(f"`{method}`")
         first_folders.append(run_folder_name(prepared))
         rule.add(prepared)
+        if largest is None or prepared.largest_cohort > largest.largest_cohort:
+            largest = prepared
     listed = runs_of(out) if out is not None and os.path.exists(out / INDEX) else []
     folders = [] if out is None else [*(out / name for name in first_folders), *listed]
-    engine = earlier_engine(folders, settings) or rule.choose()
+    engine = with_parallel_runs(earlier_engine(folders, settings) or rule.choose(), largest)
     seed_range = range(settings.seed, settings.seed + seeds)
     for seed in seed_range[1:]:
         ingredients.clients(seed)  # the partition may be impossible for some seeds
@@ -96,6 +117,8 @@ def compare(
         for seed in seed_range
         for of_method in by_expression.values()
     ]
+    if engine.parallel_runs:  # runs of one method follow one another
+        runs = [run for group in _of_one_method(runs, len(runs)) for run in group]
     display.plan(len(runs), len(runs) * settings.rounds)
     if others and not is_weighting_chosen:
         display.warn(
@@ -104,11 +127,9 @@ def compare(
             f"{enumeration(others)} would not: set weights = 'method' for what each method states",
         )
     with tracked_group(settings, "comparison", out) as tracked:
-        comparison = _Runs(
-            settings.name, ingredients, engine, out, display, callbacks, tracked.runs
-        )
+        comparison = _Runs(settings.name, ingredients, engine, out, display, callbacks, tracked)
         try:
-            comparison.make(runs)
+            comparison.make(runs, jobs)
         except BaseException:  # such as a full disk, or a second Ctrl-C
             with suppress(FedkeelError, OSError):
                 comparison.write_index()
@@ -177,7 +198,7 @@ class _Runs:
         out: folder of the comparison; None to keep it in memory.
         display: shows the progress.
         callbacks: follow each run.
-        group: the comparison, as trackers know it.
+        tracked: the comparison, as trackers know it.
     """
 
     def __init__(
@@ -188,37 +209,69 @@ class _Runs:
         out: Path | None,
         display: ProgressDisplay,
         callbacks: Sequence[Callback],
-        group: RunGroup,
+        tracked: TrackedGroup,
     ) -> None:
         self._name, self._ingredients, self._engine, self._out = name, ingredients, engine, out
-        self._display, self._callbacks, self._group = display, callbacks, group
+        self._display, self._callbacks, self._group = display, callbacks, tracked.runs
+        self._is_followed = tracked.is_open or bool(callbacks)
         self._folders: dict[str, list[str]] = {}  # by method
         self._results: dict[str, list[Result]] = {}
         self._failed: list[Result] = []
         self._failures: list[str] = []
         self._complete = True
+        self._is_shown = False  # whether the display has seen the runs, made in other processes
 
-    def make(self, runs: Sequence[RunSettings]) -> None:
-        """Make the runs one after the other, until an interrupt comes."""
+    def make(self, runs: Sequence[RunSettings], jobs: int) -> None:
+        """Make the runs, those of a method side by side where that pays, until an interrupt comes.
+
+        Several jobs make them in other processes, and they are read here.
+        """
         for settings in runs:
             self._folders[settings.method], self._results[settings.method] = [], []
         with interrupts(self._display.stopping) as stop:
-            for settings in runs:
-                was_interrupted = self._make(settings)
-                is_last = settings is runs[-1]
-                if was_interrupted or (stop.is_set() and not is_last):
+            if jobs > 1 and self._out is not None:
+                requests = (self._request(settings, self._out) for settings in runs)
+                outcomes = run_all(requests, jobs, self._display, can_be_scored)
+                for outcome in filter(None, outcomes):
+                    if outcome.error is not None and not can_be_scored(outcome):
+                        raise outcome.error
+                self._complete = None not in outcomes and len(outcomes) == len(runs)
+                self._is_shown = True
+                runs = [run for run, outcome in zip(runs, outcomes, strict=False) if outcome]
+            size = 1 if self._is_followed or jobs > 1 else self._engine.parallel_runs or 1
+            groups = list(_of_one_method(runs, size))
+            for group in groups:
+                made = self._make_group(group)
+                if not all(made) or (stop.is_set() and group is not groups[-1]):
                     self._complete = False
-                    return
+                    break
+        for results in self._results.values():
+            results.sort(key=lambda result: result.record.seed)
+
+    def _make_group(self, group: Sequence[RunSettings]) -> list[bool]:
+        """Make runs side by side; return of each whether it was not interrupted."""
+        from fedkeel.engine.vectorized.side_by_side import side_by_side  # slow to import
+
+        return side_by_side([partial(self._make, settings) for settings in group])
+
+    def _request(self, settings: RunSettings, out: Path) -> RunRequest:
+        prepared = prepare(settings, self._ingredients)
+        folder = out / run_folder_name(prepared)
+        run = partial(make_run, prepared, folder, self._engine, group=self._group)
+        group = beside(prepared, self._engine, self._is_followed)
+        return RunRequest(run_name(settings), folder, run, *group)
 
     def _make(self, settings: RunSettings) -> bool:
-        """Make a run; return whether it was interrupted."""
+        """Make a run; return whether it was not interrupted."""
         prepared = prepare(settings, self._ingredients)
         folder = None if self._out is None else self._out / run_folder_name(prepared)
         if folder is not None:
             self._folders[settings.method].append(folder.name)
         name = run_name(settings)
         reported = callbacks_of(settings, folder, self._group)
-        callbacks = [*reported, *self._callbacks, self._display.follow(name)]
+        callbacks = [*reported, *self._callbacks]
+        if not self._is_shown:
+            callbacks.append(self._display.follow(name))
         try:
             result = start(prepared, folder, resume=True, callbacks=callbacks, choice=self._engine)
         except TrainingError as error:
@@ -226,9 +279,9 @@ class _Runs:
             self._failures.append(f"{settings.method}, seed {settings.seed}: {error.what}")
             if isinstance(error.result, Result):
                 self._failed.append(error.result)
-            return False
+            return True
         self._results[settings.method].append(result)
-        return result.record.status == "interrupted"
+        return result.record.status != "interrupted"
 
     def write_index(self) -> int:
         """List the runs that were begun; return how many in the folder have other settings."""
@@ -249,6 +302,39 @@ class _Runs:
             got = "; ".join(self._failures)
             raise TrainingError("No run of the comparison could be finished.", got=got)
         return Comparison(results, self._failures, self._failed, others, self._complete, self._out)
+
+
+def _of_one_method(runs: Sequence[RunSettings], size: int) -> Iterator[list[RunSettings]]:
+    """Yield runs in groups of one method each, of a size at most."""
+    if size == 1:
+        yield from ([run] for run in runs)
+        return
+    for method in dict.fromkeys(run.method for run in runs):
+        of_method = [run for run in runs if run.method == method]
+        for start_at in range(0, len(of_method), size):
+            yield of_method[start_at : start_at + size]
+
+
+def check_jobs(jobs: int, out: Path | None, callbacks: Sequence[Callback]) -> None:
+    """Refuse several jobs where runs cannot be made in other processes.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    why = ""
+    if not can_fork():
+        why = "several runs at a time need processes that can be forked"
+    elif out is None:
+        why = "runs in other processes leave only their folders, and there is no `out`"
+    elif callbacks:
+        why = "callbacks live in this process, and the runs would not"
+    if why:
+        raise ConfigError(
+            "Several jobs are not possible here.",
+            got=f"jobs {jobs}",
+            why=why,
+            do="leave jobs at 1; engine.kind = 'workers' uses all cores for each run",
+        )
 
 
 def create_folder(out: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from fedkeel import config
+from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process import forking
 from fedkeel.engine.process.forking import (
     ChildProcess,
@@ -35,12 +36,15 @@ from fedkeel.engine.process.interrupts import (
     take_interrupts_from_parent,
 )
 from fedkeel.engine.process.malloc import keep_freed_memory
-from fedkeel.errors import FedkeelError, RunError
+from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.features.progress.display import REUSED, ProgressDisplay
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
-from fedkeel.records.run_record import Status
+from fedkeel.records.run_record import EngineChoice, Status
 from fedkeel.records.score import ACCURACY, MetricInfo
+from fedkeel.runner.feature import RunGroup
+from fedkeel.runner.features import callbacks_of
+from fedkeel.runner.start import start
 
 POLL_SECONDS = 0.2
 """Seconds between two progress messages of a run."""
@@ -137,6 +141,43 @@ def groups_of(requests: Iterable[RunRequest]) -> Iterator[list[RunRequest]]:
         yield group
 
 
+def beside(
+    prepared: Prepared, engine: EngineChoice | None, is_tracked: bool = False
+) -> tuple[str, int]:
+    """Return the `RunRequest.group` of a run, and how many train side by side at most.
+
+    Args:
+        prepared: the run.
+        engine: its engine, from `with_parallel_runs`.
+        is_tracked: whether trackers follow it, which follow one run at a time.
+    """
+    runs = None if engine is None or is_tracked else engine.parallel_runs
+    local = prepared.setup.training.local.model_dump_json(exclude={"lr"})
+    return f"{prepared.plan.expression}, {local}", runs or 1
+
+
+def can_be_scored(outcome: RunOutcome) -> bool:
+    """Return whether the run is finished or has failed in training, which counts as a score."""
+    return outcome.error is None or isinstance(outcome.error, TrainingError)
+
+
+def make_run(
+    prepared: Prepared,
+    folder: Path,
+    engine: EngineChoice | None,
+    display: ProgressDisplay,
+    name: str,
+    group: RunGroup | None = None,
+) -> Status:
+    """Make or continue a run in its folder, and report to the display; return how it ended.
+
+    It reports to trackers where it has a group.
+    """
+    tracked = [] if group is None else callbacks_of(prepared.settings, folder, group)
+    callbacks = [*tracked, display.follow(name)]
+    return start(prepared, folder, resume=True, callbacks=callbacks, choice=engine).record.status
+
+
 def can_fork() -> bool:
     """Return whether new processes inherit this process's memory, so that nothing is pickled."""
     return forking.start_method() == "fork"
@@ -167,12 +208,12 @@ def _read_finished(request: RunRequest, display: ProgressDisplay) -> RunOutcome 
     return RunOutcome(request.folder)
 
 
-def _make_group(
-    group: Sequence[RunRequest], display: ProgressDisplay
-) -> list[RunOutcome | None]:
+def _make_group(group: Sequence[RunRequest], display: ProgressDisplay) -> list[RunOutcome | None]:
     """Make the unfinished runs of a group side by side, in this process."""
     outcomes = {request: _read_finished(request, display) for request in group}
     unfinished = [request for request, outcome in outcomes.items() if outcome is None]
+    from fedkeel.engine.vectorized.side_by_side import side_by_side  # slow to import
+
     made = side_by_side([partial(_run_here, request, display) for request in unfinished])
     outcomes.update(zip(unfinished, made, strict=True))
     return [outcomes[request] for request in group]
@@ -234,7 +275,7 @@ class _Pool:
     def run(self) -> list[RunOutcome | None]:
         """Make the runs until all are made, or an interrupt comes."""
         if can_fork():  # imported once here, and not in every process
-            importlib.import_module("fedkeel.engine.vectorized.engine")
+            importlib.import_module("fedkeel.engine.vectorized.side_by_side")
         is_terminated = False
         with interrupts(self._display.stopping) as stop:
             try:
@@ -402,6 +443,8 @@ class _PipeDisplay(ProgressDisplay):
 
 def _child_main(requests: Sequence[RunRequest], pipe: Connection) -> None:
     """Make runs in this process, side by side, and send the parent how each of them ended."""
+    from fedkeel.engine.vectorized.side_by_side import side_by_side
+
     take_interrupts_from_parent()
     torch.set_num_threads(1)
     keep_freed_memory()

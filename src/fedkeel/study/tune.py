@@ -17,25 +17,33 @@ from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
 from fedkeel.engine.choose.engine_rule import EngineRule
 from fedkeel.engine.choose.memory import check_disk
-from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.choose.parallel_runs import with_parallel_runs
+from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.features.progress.display import ProgressDisplay, WithoutScores
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.run_record import EngineChoice, Status
+from fedkeel.records.run_record import EngineChoice
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.feature import RunGroup
-from fedkeel.runner.features import callbacks_of
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.start import start
 from fedkeel.study.compare import (
     create_folder,
     earlier_engine,
     run_folder_name,
     with_one_weighting,
 )
-from fedkeel.study.pool import RunOutcome, RunRequest, can_fork, run_all, single_process
+from fedkeel.study.pool import (
+    RunOutcome,
+    RunRequest,
+    beside,
+    can_be_scored,
+    can_fork,
+    make_run,
+    run_all,
+    single_process,
+)
 from fedkeel.study.samplers import Sampler, make_sampler, sampler_name
 from fedkeel.study.search_space import (
     Axis,
@@ -124,7 +132,7 @@ def tune(
     display.plan(runs, runs * settings.rounds)
     complete = True
     with tracked_group(settings, "search", out, shows_test=space.split == "test") as tracked:
-        trial_runs.group = tracked.runs
+        trial_runs.group, trial_runs.is_tracked = tracked.runs, tracked.is_open
         with interrupts(display.stopping) as stop:  # one may come with the last run of a wave
             while complete and (wave := _next_wave(searches)):
                 complete = not stop.is_set() and trial_runs.make(wave)
@@ -193,6 +201,7 @@ class _TrialRuns:
     engine: EngineChoice | None = None
     metric: MetricInfo = ACCURACY
     group: RunGroup | None = None
+    is_tracked: bool = False
 
     def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
         settings = settings_at(point, search.axes, search.method, self.score.settings)
@@ -215,7 +224,8 @@ class _TrialRuns:
             rule.add(prepared)
         others = sorted(self.out.iterdir()) if os.path.isdir(self.out) else []
         searched = {axis.key for search in searches for axis in search.axes if axis.term is None}
-        self.engine = earlier_engine([*own, *others], settings, searched) or rule.choose()
+        choice = earlier_engine([*own, *others], settings, searched) or rule.choose()
+        self.engine = with_parallel_runs(choice, prepared)
 
     def make(self, wave: Sequence[tuple[_Search, Point]]) -> bool:
         """Try points and tell the samplers their scores; return false after an interrupt."""
@@ -249,7 +259,7 @@ class _TrialRuns:
         values = ", ".join(f"{name} {_short(value)}" for name, value in point.items())
         name = f"{search.method}, {values}, seed {seed}"
         run = partial(make_run, prepared, folder, self.engine, group=self.group)
-        return RunRequest(name, folder, run)
+        return RunRequest(name, folder, run, *beside(prepared, self.engine, self.is_tracked))
 
     def _trial(self, method: str, point: Point, outcomes: Sequence[RunOutcome]) -> Trial:
         return Trial(
@@ -261,27 +271,5 @@ class _TrialRuns:
         )
 
 
-def can_be_scored(outcome: RunOutcome) -> bool:
-    """Return whether the run is finished or has failed in training, which counts as a score."""
-    return outcome.error is None or isinstance(outcome.error, TrainingError)
-
-
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def make_run(
-    prepared: Prepared,
-    folder: Path,
-    engine: EngineChoice | None,
-    display: ProgressDisplay,
-    name: str,
-    group: RunGroup | None = None,
-) -> Status:
-    """Make or continue a run in its folder, and report to the display; return how it ended.
-
-    It reports to trackers where it has a group.
-    """
-    tracked = [] if group is None else callbacks_of(prepared.settings, folder, group)
-    callbacks = [*tracked, display.follow(name)]
-    return start(prepared, folder, resume=True, callbacks=callbacks, choice=engine).record.status

@@ -34,13 +34,17 @@ class Lane:
 
     Attributes:
         request: what it waits for an answer to; None while it goes on.
-        result: what came of it, or its error; None before it has ended.
+        has_ended: whether it goes on no more.
+        result: what it has returned.
+        error: what it has raised; None for nothing.
     """
 
     def __init__(self, task: Callable[[], object], shared: dict[str, Any]) -> None:
         self.shared = shared
         self.request: Any = None
-        self.result: Answer | None = None
+        self.has_ended = False
+        self.result: object = None
+        self.error: BaseException | None = None
         self._task, self._answer = task, Answer(None)
         self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
         self._is_going = False
@@ -75,9 +79,10 @@ class Lane:
         _lane.set(self)
         self._turn.acquire()
         try:
-            self.result = Answer(self._task())
+            self.result = self._task()
         except BaseException as error:
-            self.result = Answer(error)
+            self.error = error
+        self.has_ended = True
         self._pause.release()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedkeel.engine.process.lane import Answer, Lane
 from fedkeel.engine.process.numerics import Numerics
@@ -40,8 +40,8 @@ def in_lockstep(
             for lane, value in answers.items():
                 with _numerics_of(lane, numerics):
                     lane.go_on(value)
-            asking = [lane for lane in answers if lane.result is None]
-            error = next(filter(None, map(_error, lanes)), None)
+            asking = [lane for lane in answers if not lane.has_ended]
+            error = next((lane.error for lane in lanes if lane.error is not None), None)
             if asking and error is None:
                 values = answer([lane.request for lane in asking])
                 answers = dict(zip(asking, values, strict=True))
@@ -50,17 +50,12 @@ def in_lockstep(
     finally:
         for lane in lanes:
             lane.wait()  # where an interrupt came while it went on
-            while lane.result is None:
+            while not lane.has_ended:
                 with _numerics_of(lane, numerics):
                     lane.go_on(Answer(KeyboardInterrupt()))
     if error is not None:
         raise error
-    return [lane.result.value for lane in lanes if lane.result is not None]
-
-
-def _error(lane: Lane) -> BaseException | None:
-    value = None if lane.result is None else lane.result.value
-    return value if isinstance(value, BaseException) else None
+    return [cast(T, lane.result) for lane in lanes]
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Numerics:
 
     threads: int
     searches: bool
-    limit: int | None
+    limit: int
     switches: tuple[str, ...]
 
     @classmethod
@@ -59,7 +59,8 @@ class Numerics:
         """Return how it computes now."""
         cudnn = torch.backends.cudnn
         switches = tuple(read() for read, _ in _SWITCHES)
-        return cls(torch.get_num_threads(), cudnn.benchmark, cudnn.benchmark_limit, switches)
+        limit = cudnn.benchmark_limit or SEARCH
+        return cls(torch.get_num_threads(), cudnn.benchmark, limit, switches)
 
     def use(self) -> None:
         """Compute so from now on."""

@@ -12,7 +12,7 @@ continued, where some runs are further than others or have ended, gives the same
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from fedkeel.engine.vectorized.facts import has_short_rounds
 from fedkeel.engine.vectorized.run_inputs import PlacedRun, RunInputs
 from fedkeel.method.context import Message
 from fedkeel.task.network import Network
-from fedkeel.tree import unwalk, walk
+from fedkeel.tree import State, Tree, unwalk, walk
 
 T = TypeVar("T")
 
@@ -156,38 +156,35 @@ def _of_run(
     request: _Request, done: Sequence[TrainedGroup], processor_seconds: float
 ) -> TrainedClients:
     """Return the clients of one run in the order of its request, whatever groups they were in."""
-    rows: dict[ClientJob, tuple[TrainedClients, int]] = {}
+    places: dict[ClientJob, tuple[int, int]] = {}  # number of its group, and its row there
     seconds: dict[str, float] = {}
-    for each in done:
-        places = [i for i, run in enumerate(each.group.runs) if run is request.run]
-        rows.update({each.clients.jobs[i]: (each.clients, i) for i in places})
+    for number, each in enumerate(done):
+        rows = [i for i, run in enumerate(each.group.runs) if run is request.run]
+        places.update({each.clients.jobs[i]: (number, i) for i in rows})
         for phase, value in each.clients.seconds.items():
-            share = value * len(places) / len(each.group)
+            share = value * len(rows) / len(each.group)
             seconds[phase] = seconds.get(phase, 0.0) + share
-    places = [rows[job] for job in request.jobs]
-    flat = {
-        id(clients): (dict(walk(clients.state)), dict(walk(dict(clients.client_state.state))))
-        for clients, _ in places
-    }
+    ordered = [places[job] for job in request.jobs]
+    used = {number: done[number].clients for number, _ in ordered}
 
-    def together(of: Callable[[TrainedClients], Tensor]) -> Tensor:
-        return torch.stack([of(clients)[i] for clients, i in places])
+    def together(tensors: Mapping[int, Tensor]) -> Tensor:
+        return torch.stack([tensors[number][i] for number, i in ordered])
 
-    state, kept = (
-        {
-            path: together(lambda c, path=path, which=which: flat[id(c)][which][path])  # type: ignore[misc]
-            for path in flat[id(places[0][0])][which]
-        }
-        for which in (0, 1)
-    )
+    def all_together(states: Mapping[int, State]) -> Tree:
+        flat = {number: dict(walk(state)) for number, state in states.items()}
+        paths = next(iter(flat.values()))
+        return {path: together({k: state[path] for k, state in flat.items()}) for path in paths}
+
     return TrainedClients(
         jobs=request.jobs,
-        state=unwalk(state),
-        client_state=ClientRecord(kept),
-        loss=together(lambda c: c.loss),
-        finite=together(lambda c: c.finite),
-        steps=[clients.steps[i] for clients, i in places],
-        examples=[clients.examples[i] for clients, i in places],
+        state=unwalk(all_together({k: c.state for k, c in used.items()})),
+        client_state=ClientRecord(
+            dict(all_together({k: dict(c.client_state.state) for k, c in used.items()}))
+        ),
+        loss=together({k: c.loss for k, c in used.items()}),
+        finite=together({k: c.finite for k, c in used.items()}),
+        steps=[used[number].steps[i] for number, i in ordered],
+        examples=[used[number].examples[i] for number, i in ordered],
         seconds=seconds,
         processor_seconds=processor_seconds,
     )

@@ -13,6 +13,7 @@ from fedkeel.base.feature import declared_tables
 from fedkeel.config import Run as RunSettings
 from fedkeel.data.federation import Federation
 from fedkeel.engine.choose.engine_rule import EngineRule
+from fedkeel.engine.choose.parallel_runs import with_parallel_runs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import DataError
 from fedkeel.features.diagnose.settings import diagnose_of
@@ -21,8 +22,14 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import MetricInfo
 from fedkeel.runner.prepare import prepare
 from fedkeel.study.compare import run_folder_name, with_one_weighting
-from fedkeel.study.pool import RunRequest, run_all, single_process
-from fedkeel.study.tune import can_be_scored, make_run
+from fedkeel.study.pool import (
+    RunRequest,
+    beside,
+    can_be_scored,
+    make_run,
+    run_all,
+    single_process,
+)
 
 HOLDOUT = 0.2
 """Share of each client's training examples on which short runs are scored."""
@@ -60,7 +67,7 @@ class ShortRuns:
         rule = EngineRule()
         for run in prepared:
             rule.add(run)
-        self._engine = rule.choose()
+        self._engine = with_parallel_runs(rule.choose(), prepared[0])
 
     def make(self, runs: Sequence[ShortRun]) -> list[list[RoundRecord] | None]:
         """Return the rows of each run, None where training diverged.
@@ -87,7 +94,8 @@ class ShortRuns:
         # a diagnosed run has the key of one that is not
         suffix = "-diagnosed" if diagnose_of(settings).kinds else ""
         folder = self._out / (run_folder_name(prepared) + suffix)
-        return RunRequest(run.name, folder, partial(make_run, prepared, folder, self._engine))
+        make = partial(make_run, prepared, folder, self._engine)
+        return RunRequest(run.name, folder, make, *beside(prepared, self._engine))
 
 
 def held_out(settings: RunSettings, ingredients: Ingredients) -> Ingredients:

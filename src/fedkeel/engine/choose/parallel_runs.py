@@ -1,0 +1,61 @@
+"""How many runs of a study train side by side, by a rule that reads no clock.
+
+Side by side pays where the time goes into starting operations and not into arithmetic. Then clients
+of one run train side by side already, and there is room for more of them beside these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedkeel.engine.choose.engine_rule import (
+    GPU_GROUP_ENTRIES,
+    GPU_GROUP_SIZE,
+    GROUP_ENTRIES,
+    GROUP_EXAMPLES,
+    GROUP_SIZE,
+    LARGEST_GROUP,
+)
+from fedkeel.engine.choose.work import run_work
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.vectorized.facts import has_short_rounds
+from fedkeel.records.run_record import EngineChoice
+from fedkeel.tree import numel
+
+MOST_RUNS = 32
+"""Runs that train side by side, at most: each holds its models and files."""
+
+
+def with_parallel_runs(choice: EngineChoice, prepared: Prepared | None) -> EngineChoice:
+    """Return the engine of runs of a study with the number of runs that train side by side.
+
+    Args:
+        choice: the engine of all runs.
+        prepared: the one of them with the largest cohort.
+    """
+    runs = 1 if prepared is None else _parallel_runs(choice, prepared)
+    return replace(choice, parallel_runs=runs if runs > 1 else None)
+
+
+def _parallel_runs(choice: EngineChoice, prepared: Prepared) -> int:
+    requested, cohort = prepared.settings.engine, prepared.largest_cohort
+    if choice.kind != "vectorized" or choice.workers > 1 or choice.devices:
+        return 1
+    if requested.parallel_runs is not None:
+        return requested.parallel_runs
+    clients = choice.parallel_clients or 1
+    if not 1 < cohort <= clients:  # single clients fill the device, or one run has enough of them
+        return 1
+    setup, device = prepared.setup, choice.device or "cpu"
+    if device == "cpu" and has_short_rounds(setup):  # whole rounds are compiled, with no overhead
+        return 1
+    return min(_most_clients(prepared, device) // cohort, MOST_RUNS)
+
+
+def _most_clients(prepared: Prepared, device: str) -> int:
+    """Return how many clients of all runs train side by side, at most."""
+    entries = max(numel(prepared.setup.training.network.params), 1)
+    if device == "cuda":
+        return min(GPU_GROUP_SIZE, GPU_GROUP_ENTRIES // entries)
+    small = max(GROUP_EXAMPLES // run_work(prepared).batch, GROUP_SIZE)
+    return min(small, LARGEST_GROUP, GROUP_ENTRIES // entries)
