@@ -34,8 +34,8 @@ def compare(
         None,
         "--jobs",
         min=1,
-        help="Runs at a time, of one thread each; seeds of a method that train side by side count "
-        "as one. One for each core by default where that fits into memory, on a GPU 1.",
+        help="Runs at a time, of one thread each; one a core or GPU. Seeds of a method that train "
+        "side by side count as one.",
     ),
     out: Path = typer.Option(
         None,
@@ -73,7 +73,7 @@ def compare(
     with shown_progress(quiet) as display:
         seeds = seeds or experiment.compare.seeds
         comparison = compare_methods(
-            experiment, ingredients, expressions, seeds, out, display, jobs=jobs or 1
+            experiment, ingredients, expressions, seeds, out, display, jobs=jobs
         )
     page = page_written(
         lambda: write_report(runs_of(out), out / "report.html", title=experiment.name)

@@ -28,7 +28,9 @@ def tune(
     ),
     trials: int = typer.Option(None, "--trials", min=1, help="Trials of each method, at most."),
     seeds: int = typer.Option(None, "--seeds", min=1, help="Runs of each trial."),
-    jobs: int = typer.Option(1, "--jobs", min=1, help="Runs at a time, of one thread each."),
+    jobs: int = typer.Option(
+        None, "--jobs", min=1, help="Runs at a time, of one thread each; one a core or GPU."
+    ),
     out: Path = typer.Option(
         None, "--out", help="Folder of the search; runs/NAME-tune by default."
     ),

@@ -45,6 +45,7 @@ def compare(
     out: str | Path | None = None,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
+    jobs: int = 1,
     **shared: Unpack[SharedArguments],
 ) -> Comparison:
     """Train several methods with several seeds, everything else the same.
@@ -52,7 +53,13 @@ def compare(
     Its arguments are those of `Simulation` and of `Simulation.compare`.
     """
     return Simulation(**shared).compare(
-        methods, seeds=seeds, seed=seed, out=out, progress=progress, callbacks=callbacks
+        methods,
+        seeds=seeds,
+        seed=seed,
+        out=out,
+        progress=progress,
+        callbacks=callbacks,
+        jobs=jobs,
     )
 
 

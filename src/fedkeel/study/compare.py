@@ -39,6 +39,7 @@ from fedkeel.study.pool import (
     beside,
     can_be_scored,
     can_fork,
+    default_jobs,
     make_run,
     run_all,
     single_process,
@@ -54,7 +55,7 @@ def compare(
     out: Path | None = None,
     display: ProgressDisplay | None = None,
     callbacks: Sequence[Callback] = (),
-    jobs: int = 1,
+    jobs: int | None = 1,
 ) -> Comparison:
     """Run every method with every seed.
 
@@ -70,13 +71,19 @@ def compare(
         display: shows the progress.
         callbacks: follow each run, one run after the other.
         jobs: runs, or groups of runs that train side by side, at a time; each in a process of one
-            thread. A single job runs in this process.
+            thread. A single job runs in this process. None takes `default_jobs`.
 
     Raises:
         FedkeelError: a method cannot be composed or run on this task; nothing has been run then.
         TrainingError: no run could be finished.
     """
     display = display or ProgressDisplay()
+    display.prepare()
+    if jobs is None and (out is None or callbacks or not methods):
+        jobs = 1
+    if jobs is None:
+        first = settings.model_copy(update={"method": methods[0]})
+        jobs = default_jobs(prepare(with_one_weighting(first), ingredients), len(methods) * seeds)
     if jobs > 1:
         check_jobs(jobs, out, callbacks)
         engine_of_job = single_process(settings.engine)
@@ -88,7 +95,6 @@ def compare(
             "There is nothing to compare.",
             do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
         )
-    display.prepare()
     by_expression: dict[str, RunSettings] = {}  # one method may be written in several ways
     others: list[str] = []
     first_folders: list[str] = []  # of the first runs, by name

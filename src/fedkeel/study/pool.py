@@ -21,8 +21,12 @@ from pathlib import Path
 import torch
 
 from fedkeel import config
+from fedkeel.base.memory import free_memory
+from fedkeel.engine.choose.device import has_gpu
+from fedkeel.engine.choose.memory import estimate_run
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process import forking
+from fedkeel.engine.process.affinity import core_count
 from fedkeel.engine.process.forking import (
     ChildProcess,
     exit_reason,
@@ -48,6 +52,9 @@ from fedkeel.runner.start import start
 
 POLL_SECONDS = 0.2
 """Seconds between two progress messages of a run."""
+
+MODELS_OF_A_CLIENT = 8
+"""Models that a client takes while it trains, about: with gradients, states and its reply."""
 
 GRACE_SECONDS = 60.0
 """Seconds that runs have to finish their round and save, where the work ends with an error."""
@@ -176,6 +183,28 @@ def make_run(
     tracked = [] if group is None else callbacks_of(prepared.settings, folder, group)
     callbacks = [*tracked, display.follow(name)]
     return start(prepared, folder, resume=True, callbacks=callbacks, choice=engine).record.status
+
+
+def default_jobs(prepared: Prepared, runs: int) -> int:
+    """Return how many runs are made at a time where nobody has said: one for each core.
+
+    It is one where the settings say how a run is spread over the machine, on a GPU, and where more
+    runs at a time would take more than half of the free memory.
+
+    Args:
+        prepared: one of the runs.
+        runs: number of the runs.
+    """
+    engine = prepared.settings.engine
+    is_spread = engine.kind in ("workers", "ray") or engine.workers or engine.devices is not None
+    if is_spread or not can_fork() or has_gpu(engine.device):
+        return 1
+    estimate, free = estimate_run(prepared), free_memory()
+    state = estimate.client_state * estimate.clients if estimate.state == "memory" else 0
+    replies = MODELS_OF_A_CLIENT * estimate.down.get("model", 0) * prepared.largest_cohort
+    needed = state + replies + estimate.server_state + estimate.evaluation
+    fitting = runs if free is None else int(free / 2 / max(needed, 1))
+    return max(1, min(core_count(), runs, fitting))
 
 
 def can_fork() -> bool:

@@ -206,8 +206,11 @@ class Simulation:
         out: str | Path | None = None,
         progress: bool | None = None,
         callbacks: Sequence[Callback] = (),
+        jobs: int = 1,
     ) -> Comparison:
         """Train several methods with several seeds, everything else the same.
+
+        Runs of a method that differ in the seed train side by side where that pays.
 
         Where `task` has a function or class in place of a module, every seed starts from another
         initial model.
@@ -222,6 +225,8 @@ class Simulation:
             progress: as in `run`.
             callbacks: as in `run`. All runs call the same ones, one run after the other;
                 `on_run_begin` says which begins. What a callback raises ends the comparison.
+            jobs: runs at a time, each in a process of one thread; those that train side by side
+                count as one. More than one needs `out`, and no callbacks.
 
         Raises:
             FedkeelError: as in `run`, before anything has run.
@@ -232,7 +237,7 @@ class Simulation:
         settings, folder = self._of("fedavg", seed), checked_folder(out)
         check_callbacks(callbacks)
         with watched(progress) as display:
-            of_runs = wanted.methods, wanted.seeds, folder, display, callbacks
+            of_runs = wanted.methods, wanted.seeds, folder, display, callbacks, jobs
             return compare_methods(settings, self.ingredients, *of_runs)
 
     def tune(

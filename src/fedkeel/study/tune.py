@@ -40,11 +40,12 @@ from fedkeel.study.pool import (
     beside,
     can_be_scored,
     can_fork,
+    default_jobs,
     make_run,
     run_all,
     single_process,
 )
-from fedkeel.study.samplers import Sampler, make_sampler, sampler_name
+from fedkeel.study.samplers import WAVE, Sampler, make_sampler, sampler_name
 from fedkeel.study.search_space import (
     Axis,
     Point,
@@ -83,7 +84,7 @@ def tune(
     methods: Sequence[str],
     space: Space,
     out: Path,
-    jobs: int = 1,
+    jobs: int | None = 1,
     display: ProgressDisplay | None = None,
 ) -> TuningResult:
     """Search for the best settings of each method.
@@ -96,6 +97,7 @@ def tune(
         space: the choices, the budget and the score.
         out: folder of the search. Finished runs in it are used again, unfinished ones continued.
         jobs: runs at a time, each in a process of one thread; a single job runs in this process.
+            None takes `default_jobs`.
         display: follows the runs.
 
     Raises:
@@ -111,6 +113,9 @@ def tune(
             "There is no method to search for.",
             do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
         )
+    if jobs is None:
+        first = settings.model_copy(update={"method": methods[0]})
+        jobs = default_jobs(prepare(first, ingredients), (space.trials or WAVE) * space.seeds)
     if jobs > 1 and not can_fork():
         raise ConfigError(
             "Several runs at a time need processes that can be forked.",

@@ -33,7 +33,18 @@ CHOICE = EngineChoice(
     kind="vectorized", workers=1, parallel_clients=4, parallel_runs=4, device="cpu"
 )
 
-SOME = ["fedavg", "scaffold", "fedreg", "gradma", "fedgh", "feddyn", "gcfed", "fedper", "momentum"]
+SOME = [
+    "fedavg",
+    "scaffold",
+    "fedreg",
+    "gradma",
+    "fedgh",
+    "feddyn",
+    "gcfed",
+    "fedper",
+    "momentum",
+    "local",
+]
 
 
 def federation(seed: int, dtype: torch.dtype = torch.float64) -> fk.Federation:

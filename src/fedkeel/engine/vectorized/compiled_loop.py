@@ -74,9 +74,10 @@ class ReceivedInputs:
             return cls(_sent(run.message), rate, generators, by_client)
         states = [_sent(run.message) for run in runs]
         index = torch.tensor([runs.index(run) for run in group.runs])
-        index = to_device(index, states[0].tensors[0].device)
         together = zip(*(state.tensors for state in states), strict=True)
-        state = states[0].with_tensors([torch.stack(t).index_select(0, index) for t in together])
+        state = states[0].with_tensors(
+            [torch.stack(t).index_select(0, to_device(index, t[0].device)) for t in together]
+        )
         return cls(state, torch.tensor(math.nan, dtype=dtype), generators, by_client)
 
     def __getitem__(self, clients: slice) -> ReceivedInputs:
