@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedkeel.data import batches
-from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.choose.engine_rule import (
     GPU_GROUP_ENTRIES,
     GPU_GROUP_SIZE,
@@ -19,9 +17,8 @@ from fedkeel.engine.choose.engine_rule import (
     LARGEST_GROUP,
 )
 from fedkeel.engine.choose.work import run_work
-from fedkeel.engine.compiler.low_rank_matrix import saves_work
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.vectorized.facts import has_short_rounds
+from fedkeel.engine.vectorized.facts import has_low_rank_rounds, has_short_rounds
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.tree import numel
 
@@ -50,20 +47,9 @@ def _parallel_runs(choice: EngineChoice, prepared: Prepared) -> int:
     if not 1 < cohort <= clients:  # single clients fill the device, or one run has enough of them
         return 1
     setup, device = prepared.setup, choice.device or "cpu"
-    if device == "cpu" and has_short_rounds(setup) and _has_low_rank_rounds(setup):
+    if device == "cpu" and has_short_rounds(setup) and has_low_rank_rounds(setup):
         return 1
     return min(_most_clients(prepared, device) // cohort, MOST_RUNS)
-
-
-def _has_low_rank_rounds(setup: TrainingSetup) -> bool:
-    """Return whether changes of matrices in a short round are products of factors: less work.
-
-    Clients of several runs start at different matrices, so that there is no such product for all.
-    """
-    local, sizes = setup.training.local, setup.federation.sizes
-    rank = batches.count_examples(local, int(sizes[sizes > 0].min()))
-    matrices = [t.shape for t in setup.training.network.params.values() if t.ndim == 2]
-    return any(saves_work(rank, a, b) for a, b in matrices)
 
 
 def _most_clients(prepared: Prepared, device: str) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from fedkeel.data import batches
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.compiler.dropout_masks import RandomDraws, random_draws
+from fedkeel.engine.compiler.low_rank_matrix import saves_work
 from fedkeel.engine.vectorized.memory_format import ConvolutionWatch
 from fedkeel.engine.vectorized.padding import method_obstacle, network_obstacle
 from fedkeel.method.context import Population
@@ -108,3 +109,14 @@ def has_short_rounds(setup: TrainingSetup) -> bool:
         return False
     shapes = {tuple(map(len, batches.plan(local, int(n), 0, 0, 0))) for n in sizes}
     return len(shapes) <= 2
+
+
+def has_low_rank_rounds(setup: TrainingSetup) -> bool:
+    """Return whether changes of matrices in a short round are products of factors: less work.
+
+    Clients of several runs start at different matrices, so that there is no such product for all.
+    """
+    local, sizes = setup.training.local, setup.federation.sizes
+    rank = batches.count_examples(local, int(sizes[sizes > 0].min()))
+    matrices = [t.shape for t in setup.training.network.params.values() if t.ndim == 2]
+    return any(saves_work(rank, a, b) for a, b in matrices)
