@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -72,6 +72,7 @@ def plain(runs: int, seeds: int) -> dict[str, float]:
     import torch
     from torch import nn
 
+    from fedkeel.base.values import only_tensor
     from fedkeel.config import load
     from fedkeel.runner.ingredients import gather
 
@@ -85,8 +86,8 @@ def plain(runs: int, seeds: int) -> dict[str, float]:
     for run in range(runs):
         torch.manual_seed(run)
         clients = ingredients.clients(run % seeds)
-        x, y = clients.data.x, clients.data.y
-        test_x, test_y = ingredients.test.x, ingredients.test.y
+        x, y = only_tensor(clients.data.x), only_tensor(clients.data.y)
+        test_x, test_y = only_tensor(ingredients.test.x), only_tensor(ingredients.test.y)
         features = x[0].numel()
         model = nn.Sequential(
             nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, clients.data.classes)
@@ -103,7 +104,7 @@ def plain(runs: int, seeds: int) -> dict[str, float]:
                     for p, s in zip(params, start, strict=True):
                         p.copy_(s)
                 for _ in range(5):
-                    for batch in rows[torch.randperm(len(rows))].split(20):
+                    for batch in torch.split(rows[torch.randperm(len(rows))], 20):
                         optimiser.zero_grad()
                         loss(model(x[batch]), y[batch]).backward()
                         optimiser.step()
@@ -134,7 +135,7 @@ CASES: dict[str, dict[str, Callable[[], dict[str, float]]]] = {
 }
 
 
-def seeds_of(name: str, device: str, rounds: int | None) -> dict[str, Any]:
+def seeds_of(name: str, device: Literal["cpu", "cuda"], rounds: int | None) -> dict[str, Any]:
     """Train a recipe once, and with `SEEDS` seeds side by side, after a run that warms up."""
     sys.path.insert(0, str(Path(__file__).parent / "peers"))
     import recipes

@@ -18,7 +18,7 @@ from fedkeel import config
 from fedkeel.config import Run as RunSettings
 from fedkeel.engine.choose.engine_rule import EngineRule, kept_engine
 from fedkeel.engine.choose.memory import check_disk
-from fedkeel.engine.choose.parallel_runs import with_parallel_runs
+from fedkeel.engine.choose.parallel_runs import shared_runs, with_parallel_runs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError
@@ -107,7 +107,7 @@ def compare(
         if any(part.weights not in (None, prepared.plan.weights) for part in prepared.plan.parts):
             others.append(f"`{method}`")
         first_folders.append(run_folder_name(prepared))
-        rule.add(prepared)
+        rule.add(prepared, 1 if callbacks else shared_runs(prepared, seeds))
         if largest is None or prepared.largest_cohort > largest.largest_cohort:
             largest = prepared
     listed = runs_of(out) if out is not None and os.path.exists(out / INDEX) else []

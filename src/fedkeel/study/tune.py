@@ -17,7 +17,7 @@ from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
 from fedkeel.engine.choose.engine_rule import EngineRule
 from fedkeel.engine.choose.memory import check_disk
-from fedkeel.engine.choose.parallel_runs import with_parallel_runs
+from fedkeel.engine.choose.parallel_runs import shared_runs, with_parallel_runs
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, TrainingError
@@ -226,7 +226,8 @@ class _TrialRuns:
             check_disk(prepared, self.out)
             self.metric = prepared.setup.metrics.score
             own.append(self.out / run_folder_name(prepared))
-            rule.add(prepared)
+            rates = next((a.size or 1 for a in search.axes if a.key == "local.lr"), 1)
+            rule.add(prepared, shared_runs(prepared, rates * len(self.seeds)))
         others = sorted(self.out.iterdir()) if os.path.isdir(self.out) else []
         searched = {axis.key for search in searches for axis in search.axes if axis.term is None}
         choice = earlier_engine([*own, *others], settings, searched) or rule.choose()

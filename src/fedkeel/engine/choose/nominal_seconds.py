@@ -1,8 +1,8 @@
 """How long a run takes by each engine, in nominal seconds: counts times constants, without a clock.
 
-The constants are those of one core of a server of 2024. They were fitted to the half of the runs of
-``benchmarks/engines.py``, and judged on the other half. Only their ratios matter: the engine with
-the fewest nominal seconds is taken. What all engines do alike, such as evaluations, is left out.
+The constants are those of one core of a server of 2024. They were set by hand on runs of
+``benchmarks/engines.py``, made beside other work. Only their ratios matter: the engine with the
+fewest nominal seconds is taken. What all engines do alike, such as evaluations, is left out.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Work:
         Args:
             workers: processes; each compiles for itself.
             group: clients side by side.
-            compilations: how often the run compiles; less than once where it shares functions with
-                other runs.
+            compilations: how often the run compiles; less than once where its clients train beside
+                those of other runs, with which it shares operations and compiled functions.
             is_tried: whether a step is compiled before, to see whether it can be.
         """
         is_whole = self.whole_rounds and group > 1
@@ -106,11 +106,12 @@ class Work:
         arithmetic = MULTIPLY_ADD_SECONDS * self.multiply_adds * (SINGLE_SHARE if group == 1 else 1)
         step = arithmetic + of_parameters * self.parameters
         client = GROUP_CLIENT_SECONDS + self.steps * step
-        group_seconds = group * client + self.steps * OPERATION_SECONDS * self.operations
         groups = math.ceil(math.ceil(self.cohort / group) / workers)  # one after the other
+        own = compilations if groups == workers == 1 else 1.0
+        group_seconds = group * client + own * self.steps * OPERATION_SECONDS * self.operations
         share = min(groups * group, self.cohort) / group
         compiled = self.operations * (compilations * self.compiled_steps + is_tried)
-        compiling = COMPILE_SECONDS + COMPILED_OPERATION_SECONDS * compiled
+        compiling = compilations * COMPILE_SECONDS + COMPILED_OPERATION_SECONDS * compiled
         compared = min(self.compiled_steps / max(self.steps, 1), 1) * group_seconds
         compiling += compilations * COMPARED_RUNS * compared
         return compiling + self._run_seconds(share * group_seconds, workers)

@@ -37,6 +37,20 @@ def with_parallel_runs(choice: EngineChoice, prepared: Prepared | None) -> Engin
     return replace(choice, parallel_runs=runs if runs > 1 else None)
 
 
+def shared_runs(prepared: Prepared, runs: int) -> int:
+    """Return how many of the runs of a method may share operations, before an engine is chosen.
+
+    Args:
+        prepared: one of the runs.
+        runs: number of the runs that differ in the seed or the rate.
+    """
+    requested, cohort = prepared.settings.engine, prepared.largest_cohort
+    if prepared.is_baseline or requested.parallel_runs == 1 or not prepared.plan.makes_steps:
+        return 1
+    most = requested.parallel_runs or _most_clients(prepared, "cpu") // max(cohort, 1)
+    return max(1, min(runs, most, MOST_RUNS))
+
+
 def _parallel_runs(choice: EngineChoice, prepared: Prepared) -> int:
     requested, cohort = prepared.settings.engine, prepared.largest_cohort
     if choice.kind != "vectorized" or choice.workers > 1 or choice.devices:
