@@ -86,8 +86,11 @@ def plain(runs: int, seeds: int) -> dict[str, float]:
     for run in range(runs):
         torch.manual_seed(run)
         clients = ingredients.clients(run % seeds)
-        x, y = only_tensor(clients.data.x), only_tensor(clients.data.y)
-        test_x, test_y = only_tensor(ingredients.test.x), only_tensor(ingredients.test.y)
+        x, y = only_tensor(clients.data.x, "data"), only_tensor(clients.data.y, "data")
+        test_x, test_y = (
+            only_tensor(ingredients.test.x, "test"),
+            only_tensor(ingredients.test.y, "test"),
+        )
         features = x[0].numel()
         model = nn.Sequential(
             nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, clients.data.classes)
