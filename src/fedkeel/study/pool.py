@@ -24,6 +24,7 @@ from fedkeel import config
 from fedkeel.base.memory import free_memory
 from fedkeel.engine.choose.device import has_gpu
 from fedkeel.engine.choose.memory import estimate_run
+from fedkeel.engine.choose.parallel_runs import structure_of
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process import forking
 from fedkeel.engine.process.affinity import core_count
@@ -159,8 +160,7 @@ def beside(
         is_tracked: whether trackers follow it, which follow one run at a time.
     """
     runs = None if engine is None or is_tracked else engine.parallel_runs
-    local = prepared.setup.training.local.model_dump_json(exclude={"lr"})
-    return f"{prepared.plan.expression}, {local}", runs or 1
+    return structure_of(prepared.setup), runs or 1
 
 
 def can_be_scored(outcome: RunOutcome) -> bool:

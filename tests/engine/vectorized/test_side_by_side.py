@@ -138,6 +138,23 @@ def test_rates_side_by_side_give_what_each_gives_by_itself(method: str) -> None:
     assert not same_bits(results[0], results[1])
 
 
+@each(
+    "methods",
+    [
+        ("momentum(beta=0.1)", "momentum(beta=0.9)"),
+        ("fedadam(lr=0.01)", "fedadam(lr=0.1)"),
+        ("fedavgm(beta=0.5)", "fedavgm(beta=0.9)"),
+    ],
+)
+def test_numbers_of_the_server_may_differ(methods: tuple[str, str]) -> None:
+    runs = [ready(method) for method in methods]
+    assert are_alike(runs[0].setup, runs[1].setup)
+    results = made(runs)
+    for run, result in zip(runs, results, strict=True):
+        assert_close(alone(run), result)
+    assert not same_bits(*results)
+
+
 def test_clients_of_several_runs_are_in_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     genuine = VectorizedTrainer._train

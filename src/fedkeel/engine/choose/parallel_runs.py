@@ -6,8 +6,9 @@ of one run train side by side already, and there is room for more of them beside
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
+from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.choose.engine_rule import (
     GPU_GROUP_ENTRIES,
     GPU_GROUP_SIZE,
@@ -19,11 +20,50 @@ from fedkeel.engine.choose.engine_rule import (
 from fedkeel.engine.choose.work import run_work
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.vectorized.facts import has_low_rank_rounds, has_short_rounds
+from fedkeel.method.part import Part
+from fedkeel.method.roles import (
+    ROLES,
+    AggregateTransform,
+    Broadcast,
+    CohortTransform,
+    Dispatch,
+    Reduction,
+    ServerOptimiser,
+    ServerPolicy,
+    ServerState,
+    Table,
+)
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.tree import numel
 
 MOST_RUNS = 32
 """Runs that train side by side, at most: each holds its models and files."""
+
+
+AT_THE_SERVER = (
+    *(Dispatch, Broadcast, ServerPolicy, CohortTransform, Reduction, AggregateTransform),
+    *(ServerOptimiser, ServerState, Table),
+)
+"""Roles whose numbers no client computes with: what comes of them is in a message."""
+
+
+def structure_of(setup: TrainingSetup) -> str:
+    """Return a text of what clients compute, the same for runs whose clients train side by side.
+
+    It leaves out the learning rate, and the numbers of parts that act at the server.
+    """
+    plan = setup.training.plan
+    parts = [_as_clients_see(part) for part in plan.parts]
+    local = setup.training.local.model_dump_json(exclude={"lr"})
+    return f"{'+'.join(parts)}, {plan.weights}, {local}"
+
+
+def _as_clients_see(part: Part) -> str:
+    roles = [role for role in ROLES if isinstance(part, role)]
+    name = f"{type(part).__module__}.{type(part).__qualname__}"
+    if all(role in AT_THE_SERVER for role in roles) or not is_dataclass(part):
+        return name
+    return f"{name}({', '.join(f'{f.name}={getattr(part, f.name)!r}' for f in fields(part))})"
 
 
 def with_parallel_runs(choice: EngineChoice, prepared: Prepared | None) -> EngineChoice:

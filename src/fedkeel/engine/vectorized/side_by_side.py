@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedkeel.config import Local
 from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.choose.parallel_runs import structure_of
 from fedkeel.engine.process.lane import Answer, Lane, current_lane
 from fedkeel.engine.process.lockstep import in_lockstep
 from fedkeel.engine.store.record import ClientRecord
@@ -242,12 +242,11 @@ def _answered(requests: Sequence[Any]) -> list[Answer]:
 def are_alike(first: TrainingSetup, second: TrainingSetup) -> bool:
     """Return whether one compiled step serves the clients of two runs.
 
-    They may differ in seed, initial parameters, learning rate, and in who has which examples.
+    They may differ in seed, initial parameters, learning rate, numbers that only the server
+    computes with, and in who has which examples.
     """
     one, other = first.training, second.training
-    if (one.plan.expression, one.plan.weights) != (other.plan.expression, other.plan.weights):
-        return False
-    if _structure(one.local) != _structure(other.local) or one.personal != other.personal:
+    if structure_of(first) != structure_of(second) or one.personal != other.personal:
         return False
     if (one.buffers, one.rounds) != (other.buffers, other.rounds):
         return False
@@ -258,11 +257,6 @@ def are_alike(first: TrainingSetup, second: TrainingSetup) -> bool:
         and (data is other_data or data.fingerprint() == other_data.fingerprint())
         and _compute_the_same(one.network, other.network)
     )
-
-
-def _structure(local: Local) -> Local:
-    """Return settings of local training without the rate, which may differ."""
-    return local.model_copy(update={"lr": 1.0})
 
 
 def _compute_the_same(first: Network, second: Network) -> bool:
