@@ -27,7 +27,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMPARE = ("compare", "toy.toml", "-s", "rounds=2", "-s", "name=both", "--seeds", "2", "--methods")
-INSPECT, REPORT = ("data", "inspect", "toy.toml"), ("report", "runs/both")
+INSPECT, REPORT = ("data", "inspect", "toy.toml"), ("report", "runs/both-compare")
 MISTAKE = ("run", "toy.toml", "-s", "model.name=réseau×")
 
 

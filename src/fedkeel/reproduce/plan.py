@@ -207,7 +207,7 @@ def digest(experiment: config.Experiment) -> str:
         del values["data"]["channels"]
     if experiment.data.missing_targets == "refuse":
         del values["data"]["missing_targets"]
-    for table, name in (("data", "text"), ("model", "lora")):
+    for table, name in (("data", "text"), ("model", "lora"), ("local", "train")):
         if values[table][name] is None:
             del values[table][name]
     if not diagnose_of(experiment).kinds:

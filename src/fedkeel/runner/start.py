@@ -97,9 +97,7 @@ def _start(
         folder.check_record()
         check_disk(prepared, out)
         if engine is None:
-            kept = kept_engine(before.engine, prepared.settings.engine) or choice
-            runs = None if choice is None else choice.parallel_runs
-            choice = kept and replace(kept, parallel_runs=runs)
+            choice = kept_engine(before.engine, prepared.settings.engine) or choice
         keys = [*before.earlier_keys, *([before.key] if goes_further else [])]
         record = replace(describe_run(prepared, choice), earlier_keys=keys)
         if goes_further:

@@ -24,7 +24,7 @@ from fedkeel import config
 from fedkeel.base.memory import free_memory
 from fedkeel.engine.choose.device import has_gpu
 from fedkeel.engine.choose.memory import estimate_run
-from fedkeel.engine.choose.parallel_runs import structure_of
+from fedkeel.engine.choose.parallel_runs import shared_runs, structure_of
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process import forking
 from fedkeel.engine.process.affinity import core_count
@@ -138,7 +138,9 @@ def groups_of(requests: Iterable[RunRequest]) -> Iterator[list[RunRequest]]:
     """Yield runs that follow one another and may train side by side, as groups; others singly."""
     group: list[RunRequest] = []
     for request in requests:
-        if group and (request.group != group[0].group or len(group) >= group[0].parallel_runs):
+        is_other = bool(group) and request.group != group[0].group
+        is_there = any(request.folder == other.folder for other in group)
+        if is_other or is_there or (group and len(group) >= group[0].parallel_runs):
             yield group
             group = []
         group.append(request)
@@ -203,6 +205,7 @@ def default_jobs(prepared: Prepared, runs: int) -> int:
     state = estimate.client_state * estimate.clients if estimate.state == "memory" else 0
     replies = MODELS_OF_A_CLIENT * estimate.down.get("model", 0) * prepared.largest_cohort
     needed = state + replies + estimate.server_state + estimate.evaluation
+    needed *= shared_runs(prepared, runs)
     fitting = runs if free is None else int(free / 2 / max(needed, 1))
     return max(1, min(core_count(), runs, fitting))
 

@@ -16,6 +16,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.process.numerics import Numerics
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.engine.vectorized.side_by_side import are_alike, side_by_side
 from fedkeel.errors import FedkeelError, TrainingError
@@ -175,7 +176,7 @@ def test_the_bits_of_a_run_do_not_depend_on_who_is_beside_it(method: str) -> Non
     choice = replace(CHOICE, dtype="float32")
     three = made([of[0], of[1], of[2]], choice)
     two = made([of[3], of[2]], choice)
-    (single, _) = made([of[2], ready("fedavg", 0, 0.7, rounds=1, dtype="float32")], choice)
+    (single,) = made([of[2]], choice)
     assert same_bits(three[2], two[1])
     assert same_bits(three[2], single)
 
@@ -205,6 +206,50 @@ def test_runs_of_another_structure_train_by_themselves() -> None:
     runs = [ready(), ready(model=wide), ready("scaffold")]
     for run, result in zip(runs, made(runs), strict=True):
         assert same_bits(made([run, ready(seed=3)])[0], result)
+
+
+def test_groups_compute_as_the_run_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one thread and in the run's precision, though another thread than the run's trains."""
+    seen = []
+    genuine = VectorizedTrainer._train
+
+    def watched(self: VectorizedTrainer, *given: Any) -> Any:
+        seen.append(Numerics.now())
+        return genuine(self, *given)
+
+    monkeypatch.setattr(VectorizedTrainer, "_train", watched)
+    for precision in ("float32", "bf16"):
+        engine = fk.Engine(kind="vectorized", workers=1, precision=precision)
+        run = ready(dtype="float32", engine=engine, rounds=1)
+        other = ready(dtype="float32", engine=engine, rounds=1, seed=1)
+        alone(run)
+        made([run, other])
+        one, both = seen
+        assert both == one
+        assert one.threads == 1
+        seen.clear()
+
+
+def test_a_part_that_reads_the_rate_is_not_beside_another_rate(tmp_path: Path) -> None:
+    """Compiled steps would hold the first run's."""
+    (tmp_path / "rated.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import torch\n"
+        "from fedkeel.method.local_optimiser import OPTIMISERS\n"
+        "from fedkeel.method.roles import ClientOptimiser\n"
+        "@dataclass(frozen=True)\n"
+        "class Rated(ClientOptimiser):\n"
+        "    name = 'rated'\n"
+        "    def local_optimiser(self, local, no_decay):\n"
+        "        return OPTIMISERS['sgd'].of(local, no_decay)\n"
+        "    def start_optimiser(self, initial, broadcast, state):\n"
+        "        return initial\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        first, second = (ready("rated:Rated", lr=lr).setup for lr in (0.1, 0.3))
+        assert not are_alike(first, second)
+        assert are_alike(first, ready("rated:Rated", seed=1).setup)
 
 
 class Ends(Callback):

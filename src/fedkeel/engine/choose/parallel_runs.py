@@ -17,10 +17,12 @@ from fedkeel.engine.choose.engine_rule import (
     GROUP_SIZE,
     LARGEST_GROUP,
 )
+from fedkeel.engine.choose.memory import COMFORTABLE_BYTES, estimate_run
 from fedkeel.engine.choose.work import run_work
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.vectorized.facts import has_low_rank_rounds, has_short_rounds
 from fedkeel.method.part import Part
+from fedkeel.method.plugins import user_modules
 from fedkeel.method.roles import (
     ROLES,
     AggregateTransform,
@@ -50,11 +52,14 @@ AT_THE_SERVER = (
 def structure_of(setup: TrainingSetup) -> str:
     """Return a text of what clients compute, the same for runs whose clients train side by side.
 
-    It leaves out the learning rate, and the numbers of parts that act at the server.
+    It leaves out the numbers of parts that act at the server, and the learning rate: unless a part
+    of the user's own is given the settings of local training, where it may read that.
     """
     plan = setup.training.plan
     parts = [_as_clients_see(part) for part in plan.parts]
-    local = setup.training.local.model_dump_json(exclude={"lr"})
+    readers = [part for part in (plan.client_optimiser, plan.local_start) if part is not None]
+    left_out = set() if user_modules(readers) else {"lr"}
+    local = setup.training.local.model_dump_json(exclude=left_out)
     return f"{'+'.join(parts)}, {plan.weights}, {local}"
 
 
@@ -95,15 +100,19 @@ def _parallel_runs(choice: EngineChoice, prepared: Prepared) -> int:
     requested, cohort = prepared.settings.engine, prepared.largest_cohort
     if choice.kind != "vectorized" or choice.workers > 1 or choice.devices:
         return 1
+    if cohort == 1 or prepared.is_baseline:
+        return 1
     if requested.parallel_runs is not None:
         return requested.parallel_runs
-    clients = choice.parallel_clients or 1
-    if not 1 < cohort <= clients:  # single clients fill the device, or one run has enough of them
+    if cohort > (choice.parallel_clients or 1):  # one run has enough clients for a group
         return 1
     setup, device = prepared.setup, choice.device or "cpu"
     if device == "cpu" and has_short_rounds(setup) and has_low_rank_rounds(setup):
         return 1
-    return min(_most_clients(prepared, device) // cohort, MOST_RUNS)
+    estimate = estimate_run(prepared)
+    state = estimate.client_state * estimate.clients + estimate.server_state
+    fitting = COMFORTABLE_BYTES // max(state, 1) if estimate.state == "memory" else MOST_RUNS
+    return min(_most_clients(prepared, device) // cohort, fitting, MOST_RUNS)
 
 
 def _most_clients(prepared: Prepared, device: str) -> int:

@@ -47,7 +47,7 @@ class Lane:
         self.error: BaseException | None = None
         self._task, self._answer = task, Answer(None)
         self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
-        self._is_going = False
+        self._is_interrupted = False
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -58,6 +58,8 @@ class Lane:
         self._pause.release()
         self._turn.acquire()
         self.request = None
+        if self._is_interrupted:
+            raise KeyboardInterrupt
         leave_out(time.perf_counter() - began - self._answer.seconds)
         if isinstance(self._answer.value, BaseException):
             raise self._answer.value
@@ -65,20 +67,25 @@ class Lane:
 
     def go_on(self, answer: Answer) -> None:
         """Let the work go on with an answer until it asks again or ends; called by the starter."""
-        self._answer, self._is_going = answer, True
+        self._answer = answer
         self._turn.release()
-        self.wait()
+        self._pause.acquire()
 
-    def wait(self) -> None:
-        """Wait until the work asks or ends, where it goes on."""
-        if self._is_going:
-            self._pause.acquire()
-            self._is_going = False
+    def interrupt(self) -> None:
+        """Raise a KeyboardInterrupt where the work waits or next asks, and wait for its end.
+
+        It may be going on meanwhile, where this process was interrupted in `go_on`.
+        """
+        self._is_interrupted = True
+        self._turn.release()
+        self._thread.join()
 
     def _work(self) -> None:
         _lane.set(self)
         self._turn.acquire()
         try:
+            if self._is_interrupted:
+                raise KeyboardInterrupt
             self.result = self._task()
         except BaseException as error:
             self.error = error

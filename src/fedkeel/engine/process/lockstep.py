@@ -49,10 +49,9 @@ def in_lockstep(
                 answers = {}
     finally:
         for lane in lanes:
-            lane.wait()  # where an interrupt came while it went on
-            while not lane.has_ended:
+            if not lane.has_ended:
                 with _numerics_of(lane, numerics):
-                    lane.go_on(Answer(KeyboardInterrupt()))
+                    lane.interrupt()
     if error is not None:
         raise error
     return [cast(T, lane.result) for lane in lanes]

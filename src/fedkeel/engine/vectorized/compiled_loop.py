@@ -20,6 +20,7 @@ from fedkeel.config import Precision
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.dropout_masks import Generators, RandomDraws
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
+from fedkeel.engine.compiler.low_rank_matrix import dense
 from fedkeel.engine.vectorized.batching import ClientGroup
 from fedkeel.engine.vectorized.transfers import copies, to_device
 from fedkeel.method.context import ClientInfo, Ints, Message
@@ -72,11 +73,13 @@ class ReceivedInputs:
             (run,) = runs
             rate = torch.tensor(run.message.lr, dtype=dtype)
             return cls(_sent(run.message), rate, generators, by_client)
-        states = [_sent(run.message) for run in runs]
+        states = [_sent(run.message).by_path for run in runs]
+        if len({frozenset(state) for state in states}) > 1:
+            raise CannotCompile("servers of the runs send messages of different form")
         index = torch.tensor([runs.index(run) for run in group.runs])
-        together = zip(*(state.tensors for state in states), strict=True)
-        state = states[0].with_tensors(
-            [torch.stack(t).index_select(0, to_device(index, t[0].device)) for t in together]
+        together = {path: torch.stack([dense(s[path]) for s in states]) for path in states[0]}
+        state = FlatState.of_values(
+            {path: t.index_select(0, to_device(index, t.device)) for path, t in together.items()}
         )
         return cls(state, torch.tensor(math.nan, dtype=dtype), generators, by_client)
 

@@ -5,7 +5,8 @@ Runs of one structure, such as those of several seeds, train in one group: its a
 clients of all of them, each with the model, the rate and the data of its own run. Everything else,
 the servers' rounds, evaluation, files, stays with each run.
 
-The bits of a run do not depend on which others train beside it. So a study that is stopped and
+All batches are padded to one size, and each client has a model and a rate of its own. So the bits
+of most runs do not depend on which others train beside them, and a study that is stopped and
 continued, where some runs are further than others or have ended, gives the same numbers.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,11 +25,12 @@ from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.choose.parallel_runs import structure_of
 from fedkeel.engine.process.lane import Answer, Lane, current_lane
 from fedkeel.engine.process.lockstep import in_lockstep
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import ReadRecord, TrainedClients, Trainer
 from fedkeel.engine.vectorized.batching import ClientGroup, PaddedSizes
 from fedkeel.engine.vectorized.engine import TrainedGroup, VectorizedTrainer
-from fedkeel.engine.vectorized.facts import has_short_rounds
+from fedkeel.engine.vectorized.facts import establish, has_short_rounds
 from fedkeel.engine.vectorized.run_inputs import PlacedRun, RunInputs
 from fedkeel.method.context import Message
 from fedkeel.task.network import Network
@@ -49,23 +52,24 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def trainer_of(setup: TrainingSetup, parallel_clients: int, device: str, runs: int) -> Trainer:
-    """Return what trains the clients of a run: with those of others, where it is one of several.
+    """Return what trains the clients of a run, beside those of other runs where there are any.
 
     Args:
         setup: method, model, data and seed.
         parallel_clients: clients of a run that are trained side by side, at most.
         device: where they train.
-        runs: runs whose clients are trained side by side, at most.
+        runs: runs whose clients are trained side by side, at most; 1 for a run by itself. A run
+            that is the last of several has the same bits as if the others were there.
     """
-    lane = current_lane()
-    if lane is None:
+    if runs == 1:
         return VectorizedTrainer(setup, parallel_clients, device)
-    group = lane.shared.setdefault("side by side", [])
-    for trainer in group:
+    lane = current_lane()
+    trainers = [] if lane is None else lane.shared.setdefault("side by side", [])
+    for trainer in trainers:
         if trainer.takes(setup, parallel_clients, device):
             return _Joined(trainer, lane, setup)
-    group.append(JoinedTrainer(setup, parallel_clients, device, runs))
-    return _Joined(group[-1], lane, setup)
+    trainers.append(JoinedTrainer(setup, parallel_clients, device, runs))
+    return _Joined(trainers[-1], lane, setup)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,18 +93,17 @@ class JoinedTrainer:
 
     def __init__(self, setup: TrainingSetup, parallel_clients: int, device: str, runs: int) -> None:
         self.parallel_clients, self._device = parallel_clients, device
-        self._sizes = PaddedSizes.of(setup)
-        self.trainer = VectorizedTrainer(setup, parallel_clients * runs, device, fixed=self._sizes)
-        self._first, self._is_short = setup, has_short_rounds(setup)
+        self._first, self._form = setup, _form(setup)
+        is_short, sizes = self._form
+        facts = replace(establish(setup), short_rounds=is_short)
+        self.trainer = VectorizedTrainer(
+            setup, parallel_clients * runs, device, facts=facts, fixed=sizes
+        )
 
     def takes(self, setup: TrainingSetup, parallel_clients: int, device: str) -> bool:
         """Return whether the clients of a run may train beside those of the first run."""
         same_size = (parallel_clients, device) == (self.parallel_clients, self._device)
-        if not same_size or has_short_rounds(setup) != self._is_short:
-            return False
-        if PaddedSizes.of(setup) != self._sizes:
-            return False
-        return are_alike(self._first, setup)
+        return same_size and _form(setup) == self._form and are_alike(self._first, setup)
 
     def place(self, setup: TrainingSetup) -> PlacedRun:
         """Return a run on the device, with the data that lie there already."""
@@ -116,10 +119,8 @@ class JoinedTrainer:
         """Train the clients of some runs; a run gets the error that its own clients raise."""
         began = time.perf_counter()
         try:
-            trained = self._together(requests)
+            trained = self.together(requests)
         except Exception:
-            if len(requests) == 1:
-                raise
             return [self._by_itself(request) for request in requests]
         seconds, count = time.perf_counter() - began, sum(len(r.jobs) for r in requests)
         return [
@@ -130,10 +131,15 @@ class JoinedTrainer:
     def _by_itself(self, request: _Request) -> Answer:
         began = time.perf_counter()
         try:
-            trained: object = self._together([request])[request.run]
+            trained: object = self.together([request])[request.run]
         except Exception as error:
             trained = error
         return Answer(trained, time.perf_counter() - began)
+
+    def together(self, requests: Sequence[_Request]) -> dict[RunInputs, TrainedClients]:
+        """Train the clients of some runs side by side, and return those of each."""
+        with use_numerics(self._first.precision):
+            return self._together(requests)
 
     def _together(self, requests: Sequence[_Request]) -> dict[RunInputs, TrainedClients]:
         waiting = [
@@ -195,11 +201,11 @@ class _Joined:
 
     Args:
         joined: trains the clients of all of them.
-        lane: where the run is made.
+        lane: where the run is made; None where no other run is made beside it.
         setup: method, model, data and seed of the run.
     """
 
-    def __init__(self, joined: JoinedTrainer, lane: Lane, setup: TrainingSetup) -> None:
+    def __init__(self, joined: JoinedTrainer, lane: Lane | None, setup: TrainingSetup) -> None:
         self._joined, self._lane = joined, lane
         self._run = joined.place(setup)
         self.placed, self.parallel_clients = self._run.placed, joined.parallel_clients
@@ -223,8 +229,11 @@ class _Joined:
     ) -> Iterator[TrainedClients]:
         """Train clients from a message, beside those of the other runs."""
         run = self._joined.trainer.inputs(self._run, message, read)
-        trained: TrainedClients = self._lane.ask(_Request(self._joined, run, jobs))
-        yield trained
+        request = _Request(self._joined, run, jobs)
+        if self._lane is None:
+            yield self._joined.together([request])[run]
+        else:
+            yield self._lane.ask(request)
 
 
 def _answered(requests: Sequence[Any]) -> list[Answer]:
@@ -239,6 +248,13 @@ def _answered(requests: Sequence[Any]) -> list[Answer]:
 # ---- which runs have one structure --------------------------------------------------------------
 
 
+def _form(setup: TrainingSetup) -> tuple[bool, PaddedSizes]:
+    """Return whether whole rounds are compiled, and what clients are padded to."""
+    sizes = setup.federation.sizes
+    is_uniform = len(np.unique(sizes[sizes > 0])) == 1
+    return is_uniform and has_short_rounds(setup), PaddedSizes.of(setup)
+
+
 def are_alike(first: TrainingSetup, second: TrainingSetup) -> bool:
     """Return whether one compiled step serves the clients of two runs.
 
@@ -248,6 +264,8 @@ def are_alike(first: TrainingSetup, second: TrainingSetup) -> bool:
     one, other = first.training, second.training
     if structure_of(first) != structure_of(second) or one.personal != other.personal:
         return False
+    if [type(part) for part in one.plan.parts] != [type(part) for part in other.plan.parts]:
+        return False  # two classes of one name
     if (one.buffers, one.rounds) != (other.buffers, other.rounds):
         return False
     options = [(s.augment, s.precision, s.keeps_updates) for s in (first, second)]
@@ -263,11 +281,8 @@ def _compute_the_same(first: Network, second: Network) -> bool:
     """Return whether two networks differ in nothing but their trained parameters."""
     if first.describe() != second.describe() or first.unseen or second.unseen:
         return False
-    if (first.mixed, first.dtype, first.channels_last) != (
-        second.mixed,
-        second.dtype,
-        second.channels_last,
-    ):
+    forms = [(n.mixed, n.dtype, n.channels_last, n.traits) for n in (first, second)]
+    if forms[0] != forms[1]:
         return False
     one, other = (
         {

@@ -58,7 +58,7 @@ def _nearest(part: Part, roles: Sequence[type]) -> str:
         return "dpclient"
     in_file = vars(sys.modules[type(part).__module__]).values()
     kinds = (kind for kind in in_file if isinstance(kind, type) and issubclass(kind, Part))
-    of_paper = (kind for kind in kinds if getattr(kind, "paper", None) == part.paper)
+    of_paper = (k for k in kinds if part.paper and getattr(k, "paper", None) == part.paper)
     near = [kind.name for kind in of_paper if not issubclass(kind, IN_STEPS)]
     return next(iter([*near, *(_NEAR[role] for role in roles if role in _NEAR)]), "momentum")
 
