@@ -592,3 +592,56 @@ def test_a_search_takes_no_baseline(tmp_path: Path) -> None:
     space = config.Space(space={"local.lr": (0.1,)})
     with pytest.raises(CompositionError, match="'local' is a baseline"):
         tune(settings(), ingredients(), ["local"], space, tmp_path)
+
+
+VECTORIZED = fk.Engine(kind="vectorized", workers=1, parallel_clients=3, checkpoint_seconds=0)
+
+
+def test_seeds_that_train_side_by_side_are_runs_as_any_other(tmp_path: Path) -> None:
+    """Each has its folder, its seed and the number of runs beside it; one job or two."""
+    methods = ["fedavg", "scaffold"]
+    found = [
+        compare(
+            settings(engine=VECTORIZED),
+            ingredients(),
+            methods,
+            3,
+            tmp_path / str(jobs),
+            jobs=jobs,
+        )
+        for jobs in (1, 2)
+    ]
+    assert names(found[0]) == names(found[1])
+    assert sorted(names(found[0])) == sorted((m, s) for m in methods for s in range(3))
+    for one, other in zip(found[0].results, found[1].results, strict=True):
+        assert (one.record.engine.parallel_runs or 0) >= 3
+        assert same(one, other)
+    apart = settings(engine=VECTORIZED.model_copy(update={"parallel_runs": 1}))
+    by_itself = compare(apart, ingredients(), ["fedavg"], 1)
+    assert by_itself.results[0].record.engine.parallel_runs is None
+    for name, tensor in by_itself.results[0].params.items():
+        torch.testing.assert_close(found[0].results[0].params[name], tensor)
+
+
+def test_jobs_that_were_interrupted_before_any_run_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is an interrupt, not a failure of training."""
+    monkeypatch.setattr(module, "run_all", lambda requests, *more: [None for _ in requests])
+    with pytest.raises(KeyboardInterrupt):
+        compare(settings(), ingredients(), ["fedavg"], 2, tmp_path / "c", jobs=2)
+
+
+def test_several_jobs_need_a_folder_and_no_callbacks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no `out`"):
+        compare(settings(), ingredients(), ["fedavg"], 2, jobs=2)
+    with pytest.raises(ConfigError, match="callbacks"):
+        compare(
+            settings(),
+            ingredients(),
+            ["fedavg"],
+            2,
+            tmp_path / "c",
+            callbacks=[fk.Callback()],
+            jobs=2,
+        )

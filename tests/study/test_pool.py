@@ -24,7 +24,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
-from fedkeel.study.pool import RunOutcome, RunRequest, run_all, single_process
+from fedkeel.study.pool import RunOutcome, RunRequest, groups_of, run_all, single_process
 from fedkeel.study.tune import tune
 from toys import Kills, Net, Raises, Slow, children, eventually, federation, held
 
@@ -251,6 +251,18 @@ def test_a_fault_of_the_program_is_raised(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="oops"):
         run_all([RunRequest("one", tmp_path / "one", fails)], 2)
+
+
+def test_groups_are_runs_that_follow_one_another() -> None:
+    def request(name: str, group: str, most: int = 3, folder: str = "") -> RunRequest:
+        return RunRequest(name, Path(folder or name), lambda *given: "finished", group, most)
+
+    requests = [request(n, "x") for n in "abcd"] + [request("e", "y"), request("f", "y")]
+    requests += [request("g", "z", 1), request("h", "z", 1)]
+    requests += [request("i", "w"), request("j", "w", folder="i")]  # one folder: not at a time
+    assert [[r.name for r in group] for group in groups_of(requests)] == [
+        *(["a", "b", "c"], ["d"], ["e", "f"], ["g"], ["h"], ["i"], ["j"])
+    ]
 
 
 def test_an_error_before_the_first_round(tmp_path: Path) -> None:

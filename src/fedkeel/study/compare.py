@@ -301,9 +301,12 @@ class _Runs:
 
         Raises:
             TrainingError: no run could be finished.
+            KeyboardInterrupt: nor was there time to.
         """
         others = self.write_index()
         results = [result for of_method in self._results.values() for result in of_method]
+        if not results and not self._complete:
+            raise KeyboardInterrupt  # before any run was finished
         if not results:
             got = "; ".join(self._failures)
             raise TrainingError("No run of the comparison could be finished.", got=got)
