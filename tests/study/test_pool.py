@@ -24,7 +24,14 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
-from fedkeel.study.pool import RunOutcome, RunRequest, groups_of, run_all, single_process
+from fedkeel.study.pool import (
+    RunOutcome,
+    RunRequest,
+    default_jobs,
+    groups_of,
+    run_all,
+    single_process,
+)
 from fedkeel.study.tune import tune
 from toys import Kills, Net, Raises, Slow, children, eventually, federation, held
 
@@ -251,6 +258,26 @@ def test_a_fault_of_the_program_is_raised(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="oops"):
         run_all([RunRequest("one", tmp_path / "one", fails)], 2)
+
+
+def test_jobs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each core, as far as there are runs and memory; one where a run is spread out."""
+    monkeypatch.setattr("fedkeel.study.pool.core_count", lambda: 4)
+    monkeypatch.setattr("fedkeel.study.pool.has_gpu", lambda device: device == "cuda")
+
+    def jobs(runs: int = 9, **engine: object) -> int:
+        values = {"engine": fk.Engine(**{"kind": "auto", **engine})}
+        return default_jobs(prepare(settings().model_copy(update=values), ingredients()), runs)
+
+    assert (jobs(), jobs(3), jobs(kind="sequential")) == (4, 3, 4)
+    assert (jobs(kind="workers"), jobs(workers=2), jobs(devices=["cpu"])) == (1, 1, 1)
+    assert jobs(kind="vectorized", device="cuda") == 1
+    monkeypatch.setattr("fedkeel.study.pool.free_memory", lambda: 1000)
+    assert jobs() == 1
+    monkeypatch.setattr("fedkeel.study.pool.free_memory", lambda: None)
+    assert jobs() == 4
+    monkeypatch.setattr("fedkeel.engine.process.forking.start_method", lambda: "spawn")
+    assert jobs() == 1
 
 
 def test_groups_are_runs_that_follow_one_another() -> None:

@@ -225,7 +225,7 @@ class _Runs:
         self._failed: list[Result] = []
         self._failures: list[str] = []
         self._complete = True
-        self._is_shown = False  # whether the display has seen the runs, made in other processes
+        self._is_shown = False  # whether display and trackers have heard of them elsewhere
 
     def make(self, runs: Sequence[RunSettings], jobs: int) -> None:
         """Make the runs, those of a method side by side where that pays, until an interrupt comes.
@@ -274,10 +274,10 @@ class _Runs:
         if folder is not None:
             self._folders[settings.method].append(folder.name)
         name = run_name(settings)
-        reported = callbacks_of(settings, folder, self._group)
-        callbacks = [*reported, *self._callbacks]
+        callbacks = list(self._callbacks)
         if not self._is_shown:
-            callbacks.append(self._display.follow(name))
+            reported = callbacks_of(settings, folder, self._group)
+            callbacks = [*reported, *callbacks, self._display.follow(name)]
         try:
             result = start(prepared, folder, resume=True, callbacks=callbacks, choice=self._engine)
         except TrainingError as error:

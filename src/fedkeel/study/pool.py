@@ -43,6 +43,7 @@ from fedkeel.engine.process.interrupts import (
 from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.features.progress.display import REUSED, ProgressDisplay
+from fedkeel.features.track.declaration import TrackDeclaration
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice, Status
@@ -190,8 +191,8 @@ def make_run(
 def default_jobs(prepared: Prepared, runs: int) -> int:
     """Return how many runs are made at a time where nobody has said: one for each core.
 
-    It is one where the settings say how a run is spread over the machine, on a GPU, and where more
-    runs at a time would take more than half of the free memory.
+    It is one where the settings say how a run is spread over the machine, on a GPU, where trackers
+    follow the runs, and where more of them would take more than half of the free memory.
 
     Args:
         prepared: one of the runs.
@@ -199,7 +200,8 @@ def default_jobs(prepared: Prepared, runs: int) -> int:
     """
     engine = prepared.settings.engine
     is_spread = engine.kind in ("workers", "ray") or engine.workers or engine.devices is not None
-    if is_spread or not can_fork() or has_gpu(engine.device):
+    is_tracked = bool(getattr(prepared.settings, TrackDeclaration.table).to)
+    if is_spread or is_tracked or not can_fork() or has_gpu(engine.device):
         return 1
     estimate, free = estimate_run(prepared), free_memory()
     state = estimate.client_state * estimate.clients if estimate.state == "memory" else 0
