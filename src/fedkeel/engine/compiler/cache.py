@@ -231,6 +231,7 @@ class CompileCache:
         learning rate as a number, so another rate takes another graph, in place of the last one.
         """
         rate = None if arguments.rate is None else float(arguments.rate)
+        rate = None if rate is None or math.isnan(rate) else rate  # NaN: clients have their own
         if key not in self._graphs or self._graphs[key][0] != rate:
             self._graphs.pop(key, None)
             values, generators = arguments.tensors, arguments.generators

@@ -13,7 +13,7 @@ continued, where some runs are further than others or have ended, gives the same
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from fedkeel.engine.vectorized.batching import ClientGroup, PaddedSizes
 from fedkeel.engine.vectorized.engine import TrainedGroup, VectorizedTrainer
 from fedkeel.engine.vectorized.facts import establish, has_short_rounds
 from fedkeel.engine.vectorized.run_inputs import PlacedRun, RunInputs
+from fedkeel.engine.vectorized.transfers import to_device
 from fedkeel.method.context import Message
 from fedkeel.task.network import Network
 from fedkeel.tree import State, Tree, unwalk, walk
@@ -162,38 +163,46 @@ def _of_run(
     request: _Request, done: Sequence[TrainedGroup], processor_seconds: float
 ) -> TrainedClients:
     """Return the clients of one run in the order of its request, whatever groups they were in."""
-    places: dict[ClientJob, tuple[int, int]] = {}  # number of its group, and its row there
     seconds: dict[str, float] = {}
-    for number, each in enumerate(done):
+    own: list[tuple[TrainedClients, list[int]]] = []  # of each group, the rows of this run
+    for each in done:
         rows = [i for i, run in enumerate(each.group.runs) if run is request.run]
-        places.update({each.clients.jobs[i]: (number, i) for i in rows})
         for phase, value in each.clients.seconds.items():
             share = value * len(rows) / len(each.group)
             seconds[phase] = seconds.get(phase, 0.0) + share
-    ordered = [places[job] for job in request.jobs]
-    used = {number: done[number].clients for number, _ in ordered}
+        if rows:
+            own.append((each.clients, rows))
+    jobs = [clients.jobs[i] for clients, rows in own for i in rows]
+    steps = [clients.steps[i] for clients, rows in own for i in rows]
+    examples = [clients.examples[i] for clients, rows in own for i in rows]
+    order = [jobs.index(job) for job in request.jobs]
 
-    def together(tensors: Mapping[int, Tensor]) -> Tensor:
-        return torch.stack([tensors[number][i] for number, i in ordered])
+    def together(of: Callable[[TrainedClients], Tensor]) -> Tensor:
+        pieces = [_rows(of(clients), rows) for clients, rows in own]
+        return _rows(torch.cat(pieces) if len(pieces) > 1 else pieces[0], order)
 
-    def all_together(states: Mapping[int, State]) -> Tree:
-        flat = {number: dict(walk(state)) for number, state in states.items()}
-        paths = next(iter(flat.values()))
-        return {path: together({k: state[path] for k, state in flat.items()}) for path in paths}
+    def all_together(of: Callable[[TrainedClients], State]) -> Tree:
+        flat = {id(clients): dict(walk(of(clients))) for clients, _ in own}
+        paths = flat[id(own[0][0])]
+        return {path: together(lambda c, path=path: flat[id(c)][path]) for path in paths}  # type: ignore[misc]
 
     return TrainedClients(
         jobs=request.jobs,
-        state=unwalk(all_together({k: c.state for k, c in used.items()})),
-        client_state=ClientRecord(
-            dict(all_together({k: dict(c.client_state.state) for k, c in used.items()}))
-        ),
-        loss=together({k: c.loss for k, c in used.items()}),
-        finite=together({k: c.finite for k, c in used.items()}),
-        steps=[used[number].steps[i] for number, i in ordered],
-        examples=[used[number].examples[i] for number, i in ordered],
+        state=unwalk(all_together(lambda c: c.state)),
+        client_state=ClientRecord(dict(all_together(lambda c: dict(c.client_state.state)))),
+        loss=together(lambda c: c.loss),
+        finite=together(lambda c: c.finite),
+        steps=[steps[i] for i in order],
+        examples=[examples[i] for i in order],
         seconds=seconds,
         processor_seconds=processor_seconds,
     )
+
+
+def _rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    if list(rows) == list(range(len(tensor))):
+        return tensor
+    return tensor.index_select(0, to_device(torch.tensor(rows), tensor.device))
 
 
 class _Joined:
