@@ -67,14 +67,47 @@ def test_the_experiment_runs_and_its_model_is_used(
     ]
     Path("hospital.csv").write_text("\n".join(["age,dose,size,label,hospital,patient", *lines]))
     Path("my_net.py").write_text(NET)
-    Path("experiment.toml").write_text(block("toml"))
+    Path("experiment.toml").write_text(block("toml", 0, page("own-data")))
     done = call("run", "experiment.toml", "-s", "rounds=2", "-s", "engine.kind=sequential", "-q")
     assert done.code == 0, done.err
     assert "fedprox" in done.out
-    assert block("toml", 0, page("own-data")) == block("toml")
     exec(block("python", 1, page("own-data")), {})
     assert capsys.readouterr().out.strip() in ("['ill']", "['well']")
     monkeypatch.delitem(sys.modules, "my_net")
+
+
+def test_the_story_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands, on tables of other patients."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "heart_model", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    story = README.split("## Four hospitals")[1].split("\n## ")[0]
+    new, compare, predict = re.findall(r"^    fedkeel (.*)$", story, re.MULTILINE)
+    random = np.random.default_rng(0)
+    tables = re.findall(r"--data (\S+)", new)
+    assert len(tables) == 4
+    rows = [f"{random.integers(30, 70)},{random.normal():.3f}" for _ in range(40)]
+    for table in tables:
+        told = [f"{row},{random.choice(['no', 'yes'])}" for row in rows]
+        Path(table).write_text("\n".join(["age,pressure,ill", *told]))
+    Path("new.csv").write_text("\n".join(["age,pressure", *rows[:2]]))
+    done = call(*new.split())
+    assert done.code == 0, done.err
+    assert "4 clients" in done.out + done.err
+    less = ("--seeds", "2", "-s", "rounds=2", "--jobs", "1")
+    done = call(*compare.split(), *less)
+    assert done.code == 0, done.err
+    assert Path("runs/heart-compare/report.html").exists()
+    verb, pattern, table = predict.split()
+    (run,) = Path().glob(pattern)
+    done = call(verb, str(run), table)
+    assert done.code == 0, done.err
+    shown = re.findall(r"^    (prediction,.*)$", story, re.MULTILINE)
+    assert done.out.splitlines()[:1] == shown
+    assert len(done.out.splitlines()) == 3
+    (ditto,) = Path().glob("runs/heart-compare/ditto-seed0-*")
+    assert call(verb, str(ditto), table, "--client", "Hungary").code == 0
+    monkeypatch.delitem(sys.modules, "heart_model", raising=False)
 
 
 def test_the_first_pages_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,12 +192,16 @@ def test_the_citation_is_of_this_project() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) < 150
-    assert len(re.findall(r"```(?:python|toml)\n", README)) == 2
+    assert len(README.splitlines()) < 120
+    assert len(re.findall(r"```(?:python|toml)\n", README)) == 1
+    assert README.index("pip install .") < README.index("make demo") < README.index("fedkeel new")
+    assert len(re.findall(r"!\[", README)) == 1
 
 
 def test_every_method_is_named_and_every_name_is_there() -> None:
-    rows = README.split("| family | methods |")[1].split("\n\n")[0].splitlines()[2:]
+    guide = (ROOT / "docs" / "guides" / "which-method.md").read_text(encoding="utf-8")
+    assert "docs/guides/which-method.md#all-methods-by-family" in README
+    rows = guide.split("| family | methods |")[1].split("\n\n")[0].splitlines()[2:]
     named = {name for row in rows for name in re.findall(r"`([a-z_]+)[`.]", row)}
     assert {name for name in named if find_recipe(name) is None} == set()
     assert set(REGISTRY) - named == set()
