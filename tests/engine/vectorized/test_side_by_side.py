@@ -114,8 +114,9 @@ def agrees(method: str) -> None:
         runs = [ready(method, seed) for seed in (0, 1, 2)]
     except FedkeelError as error:
         pytest.skip(f"{method} does not run on this task: {error.what}")
+    tolerance = 1e-10 if method == "fedgc" else 1e-12  # its projections enlarge rounding
     for run, result in zip(runs, made(runs), strict=True):
-        assert_close(alone(run), result)
+        assert_close(alone(run), result, tolerance)
 
 
 @each("method", SOME)
