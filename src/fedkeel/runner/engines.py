@@ -63,7 +63,10 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
 
         parallel, devices = choice.parallel_clients or 1, choice.devices or [choice.device or "cpu"]
         if count == 1 and not choice.devices:
-            trainer = trainer_of(setup, parallel, devices[0], choice.parallel_runs or 1)
+            runs = (
+                choice.parallel_runs or 1 if capacity > 1 else 1
+            )  # single clients: no client axis
+            trainer = trainer_of(setup, parallel, devices[0], runs)
             return SingleProcess(setup, spec, capacity, trainer, file=file, codec=codec)
         return Workers(
             setup,

@@ -108,7 +108,7 @@ def compare(
             others.append(f"`{method}`")
         first_folders.append(run_folder_name(prepared))
         rule.add(prepared, 1 if callbacks else shared_runs(prepared, seeds))
-        if largest is None or prepared.largest_cohort > largest.largest_cohort:
+        if largest is None or _cohort(prepared) > _cohort(largest):
             largest = prepared
     listed = runs_of(out) if out is not None and os.path.exists(out / INDEX) else []
     folders = [] if out is None else [*(out / name for name in first_folders), *listed]
@@ -311,6 +311,11 @@ class _Runs:
             got = "; ".join(self._failures)
             raise TrainingError("No run of the comparison could be finished.", got=got)
         return Comparison(results, self._failures, self._failed, others, self._complete, self._out)
+
+
+def _cohort(prepared: Prepared) -> int:
+    """Return the clients of a round, 0 for a baseline."""
+    return 0 if prepared.is_baseline else prepared.largest_cohort
 
 
 def _of_one_method(runs: Sequence[RunSettings], size: int) -> Iterator[list[RunSettings]]:
