@@ -2,7 +2,7 @@
 
 On a processor it takes the engine with the fewest nominal seconds (`nominal_seconds.py`). It looks
 at what all methods and seeds of a comparison share, and at what each method allows. So all of them
-get the same engine, and a repeated run gets it again. Its constants are measured: see
+get the same engine, and a repeated run gets it again. Its bounds on groups are measured: see
 ``docs/benchmarks``.
 """
 

@@ -107,8 +107,8 @@ class Work:
         step = arithmetic + of_parameters * self.parameters
         client = GROUP_CLIENT_SECONDS + self.steps * step
         groups = math.ceil(math.ceil(self.cohort / group) / workers)  # one after the other
-        own = compilations if groups == workers == 1 else 1.0
-        group_seconds = group * client + own * self.steps * OPERATION_SECONDS * self.operations
+        of_run = compilations if groups == workers == 1 else 1.0
+        group_seconds = group * client + of_run * self.steps * OPERATION_SECONDS * self.operations
         share = min(groups * group, self.cohort) / group
         compiled = self.operations * (compilations * self.compiled_steps + is_tried)
         compiling = compilations * COMPILE_SECONDS + COMPILED_OPERATION_SECONDS * compiled

@@ -29,7 +29,7 @@ from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import ReadRecord, TrainedClients, Trainer
 from fedkeel.engine.vectorized.batching import ClientGroup, PaddedSizes
-from fedkeel.engine.vectorized.engine import TrainedGroup, VectorizedTrainer
+from fedkeel.engine.vectorized.engine import MAX_REASON, TrainedGroup, VectorizedTrainer
 from fedkeel.engine.vectorized.facts import establish, has_short_rounds
 from fedkeel.engine.vectorized.run_inputs import PlacedRun, RunInputs
 from fedkeel.engine.vectorized.transfers import to_device
@@ -121,8 +121,12 @@ class JoinedTrainer:
         began = time.perf_counter()
         try:
             trained = self.together(requests)
-        except Exception:
-            return [self._by_itself(request) for request in requests]
+        except Exception as error:  # of one run: each trains by itself, and raises its own
+            answers = [self._by_itself(request) for request in requests]
+            if not any(isinstance(answer.value, BaseException) for answer in answers):
+                reason = f"runs train by themselves: {error}"[:MAX_REASON]
+                self.trainer.reasons += [reason] * (reason not in self.trainer.reasons)
+            return answers
         seconds, count = time.perf_counter() - began, sum(len(r.jobs) for r in requests)
         return [
             Answer(trained[request.run], seconds * len(request.jobs) / max(count, 1))
@@ -152,9 +156,9 @@ class JoinedTrainer:
         for group in self.trainer.train(waiting):
             group.clients.wait()
             done.append(group)
-        spent = time.thread_time() - began
+        seconds = time.thread_time() - began
         return {
-            request.run: _of_run(request, done, len(request.jobs) / len(waiting) * spent)
+            request.run: _of_run(request, done, len(request.jobs) / len(waiting) * seconds)
             for request in requests
         }
 
@@ -164,26 +168,27 @@ def _of_run(
 ) -> TrainedClients:
     """Return the clients of one run in the order of its request, whatever groups they were in."""
     seconds: dict[str, float] = {}
-    own: list[tuple[TrainedClients, list[int]]] = []  # of each group, the rows of this run
+    parts: list[tuple[TrainedClients, list[int]]] = []  # groups, with the rows of this run
     for each in done:
         rows = [i for i, run in enumerate(each.group.runs) if run is request.run]
         for phase, value in each.clients.seconds.items():
             share = value * len(rows) / len(each.group)
             seconds[phase] = seconds.get(phase, 0.0) + share
         if rows:
-            own.append((each.clients, rows))
-    jobs = [clients.jobs[i] for clients, rows in own for i in rows]
-    steps = [clients.steps[i] for clients, rows in own for i in rows]
-    examples = [clients.examples[i] for clients, rows in own for i in rows]
-    order = [jobs.index(job) for job in request.jobs]
+            parts.append((each.clients, rows))
+    jobs = [clients.jobs[i] for clients, rows in parts for i in rows]
+    steps = [clients.steps[i] for clients, rows in parts for i in rows]
+    examples = [clients.examples[i] for clients, rows in parts for i in rows]
+    places = {job: place for place, job in enumerate(jobs)}
+    order = [places[job] for job in request.jobs]
 
     def together(of: Callable[[TrainedClients], Tensor]) -> Tensor:
-        pieces = [_rows(of(clients), rows) for clients, rows in own]
+        pieces = [_rows(of(clients), rows) for clients, rows in parts]
         return _rows(torch.cat(pieces) if len(pieces) > 1 else pieces[0], order)
 
     def all_together(of: Callable[[TrainedClients], State]) -> Tree:
-        flat = {id(clients): dict(walk(of(clients))) for clients, _ in own}
-        paths = flat[id(own[0][0])]
+        flat = {id(clients): dict(walk(of(clients))) for clients, _ in parts}
+        paths = flat[id(parts[0][0])]
         return {path: together(lambda c, path=path: flat[id(c)][path]) for path in paths}  # type: ignore[misc]
 
     return TrainedClients(
