@@ -41,18 +41,18 @@ GRADIENT = (
 )
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
-    *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam", "fedasync"),
+    *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam", "flora", "fedasync"),
 )
 REDUCE = (
     *("median", "trimmed_mean", "krum", "multikrum", "bulyan", "geomedian", "cclip"),
     *("fedvarp", "mifa", "dpclient", "dpquantile", "feddisco"),
-    *("fedau", "fedawa", "qfedavg", "term", "afl", "fedbuff"),
+    *("fedau", "fedawa", "qfedavg", "term", "afl", "flora", "fedbuff"),
 )
-CODEC = ("topk", "quantise", "ffalora")
+CODEC = ("topk", "quantise", "ffalora", "flora")
 WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
 OPTIMISER = ("fedadamw", "fedmuon", "fedlada")
 CRITERION = ("fedlc", "fedrod")
-PHASES = ("fedrep", "fedbabu", "ffalora", "rolora")
+PHASES = ("fedrep", "fedbabu", "ffalora", "rolora", "flora")
 MODEL = ("fedrod", "ditto", "apfl", "pfedme")
 TUNING = ("fedbabu", "perfedavg", "finetune")
 START = ("fedala", "fedinit")
@@ -63,7 +63,8 @@ SLOTS = (
 )
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "fedgamma", "mofedsam", "scaffnew")
 BESIDE_FEDPROTO = (
-    *("fedavg", "fedsgd", "fedlc", "fedntd", "feddecorr", "fedmlb", "feduv", "knnper", "finetune"),
+    *("fedavg", "fedsgd", "fedlc", "fedntd", "feddecorr", "fedrcl", "fedmlb", "feduv", "knnper"),
+    "finetune",
     *("fedper", "fedrep", "lgfedavg", "fedbn", "fedbabu", "fedsalora", "rolora"),
 )
 SINGLE = ("fedgc", "gradma", "fedgh", "normbound", "nnm", "bucketing")
@@ -75,7 +76,10 @@ FRESH = (
     *("mofedsam", "fedproto", "scaffnew", "fedadamw", "fedmuon", "fedswa", "fedmoswa", "rolora"),
     "fedlada",
 )
-BY_CLIENT = ("fedsmoo", "fedvarp", "mifa", "feddisco", "fedau", "fedawa", "qfedavg", "term", "afl")
+BY_CLIENT = (
+    *("fedsmoo", "fedvarp", "mifa", "feddisco", "fedau", "fedawa", "qfedavg", "term", "afl"),
+    "flora",
+)
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many,
@@ -111,6 +115,8 @@ ILLEGAL = {
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
     ("minibatch_sgd", "feddyn"): BROKEN,
     ("fednova", "feddyn"): BROKEN,
+    ("minibatch_sgd", "flora"): BROKEN,
+    ("fednova", "flora"): BROKEN,
     ("fednova", "fedsmoo"): BROKEN,
     # FedExP compares the lengths of updates with that of their mean
     ("minibatch_sgd", "fedexp"): BROKEN,
@@ -119,10 +125,13 @@ ILLEGAL = {
     ("fednova", "fedspeed"): BROKEN,
     ("feddyn", "fedspeed"): BROKEN,
     ("fedexp", "fedspeed"): BROKEN,
+    ("fedspeed", "flora"): BROKEN,
     # one looks at single examples, the other at all of a batch together
     ("dpsgd", "feddecorr"): BROKEN,
+    ("dpsgd", "fedrcl"): BROKEN,
     ("dpsgd", "feduv"): BROKEN,
     ("feddecorr", "perfedavg"): BROKEN,  # which divides each mini-batch
+    ("fedrcl", "perfedavg"): BROKEN,
     ("feduv", "perfedavg"): BROKEN,
     # one needs single updates, of which the other keeps no more than a noisy sum
     **{(other, noisy): BROKEN for other in SINGLE for noisy in ("dpclient", "dpquantile")},

@@ -7,7 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from fedkeel.base.settings import Settings
 from fedkeel.config.data import Data, Partition
@@ -52,6 +58,8 @@ class Lora(Settings):
         layers: names, or ends of names, of the layers that get one, such as ``["query", "value"]``;
             empty takes those that `peft` knows for the network.
         train: names of layers that are trained and sent as a whole, such as a new classifier.
+        merged: whether the matrices of the layers are sent and may change too, so that `flora` can
+            merge adapters into them. Other methods train them.
     """
 
     rank: int = Field(8, ge=1)
@@ -59,6 +67,13 @@ class Lora(Settings):
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     layers: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
+    merged: bool = False
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave `merged` out where it is not set: keys of runs of before stay as they were."""
+        values: dict[str, Any] = write(self)
+        return {k: v for k, v in values.items() if k != "merged" or v}
 
 
 class Model(Settings):

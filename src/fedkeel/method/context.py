@@ -30,6 +30,7 @@ from fedkeel.task.batch import Batch, Output, batch_mean
 from fedkeel.tree import Groups, State, Tree
 
 if TYPE_CHECKING:
+    from fedkeel.task.adapters import Adapter
     from fedkeel.task.network import Autograd, Network  # of which a part's declaration has no need
 
 Floats = NDArray[np.float64]
@@ -585,6 +586,7 @@ class Population:
         classes: Y, outputs of the classifier; 0 where the model has none that is known.
         features: F, its inputs; 0 likewise.
         dtype: type of the parameters.
+        adapters: low-rank adapters of matrices that are trained parameters too.
     """
 
     clients: int
@@ -592,12 +594,13 @@ class Population:
     classes: int = 0
     features: int = 0
     dtype: torch.dtype = field(default_factory=lambda: torch.float32)
+    adapters: tuple[Adapter, ...] = ()
 
     @classmethod
     def of(cls, network: Network, clients: int, per_round: int) -> Population:
         """Return the population of clients that train a network."""
         classes, features = network.head_shape
-        return cls(clients, per_round, classes, features, network.dtype)
+        return cls(clients, per_round, classes, features, network.dtype, network.adapters)
 
 
 @dataclass(frozen=True)

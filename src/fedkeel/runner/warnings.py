@@ -19,6 +19,7 @@ from fedkeel.errors import counted
 from fedkeel.method.part import traits_of
 from fedkeel.method.parts.fedbn import FedBN
 from fedkeel.method.parts.fedsalora import FedSALoRA
+from fedkeel.method.parts.flora import FLoRA
 from fedkeel.method.parts.lora import FFALoRA, RoLoRA
 from fedkeel.method.parts.scaffnew import Scaffnew
 from fedkeel.method.plugins import user_modules
@@ -154,10 +155,10 @@ def _parameters_that_are_missed(prepared: Prepared) -> str:
             if not (layout.normalisation or prepared.setup.training.network.buffers):
                 return f"{part.name} has no effect: the model has no normalisation layers"
             continue
-        if not isinstance(part, (FFALoRA, RoLoRA, FedSALoRA)):
+        if not isinstance(part, (FFALoRA, RoLoRA, FLoRA, FedSALoRA)):
             continue
-        wanted = {FFALoRA: "frozen", RoLoRA: "second", FedSALoRA: "keep"}[type(part)]
-        word = getattr(part, wanted)
+        names = {FFALoRA: "frozen", RoLoRA: "second", FLoRA: "base", FedSALoRA: "keep"}
+        word = getattr(part, names[type(part)])
         if not any(word in name for name in layout.names):
             return (
                 f"{part.name} has no effect: no trained parameter's name contains {word!r}; "

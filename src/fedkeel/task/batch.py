@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedkeel.base.lazy import Tensor, torch
 from fedkeel.base.values import Values, count_of, map_values, only_tensor, rows_of, tensors_of
 from fedkeel.errors import ModelError
 from fedkeel.task.outputs import Outputs, scores_of
+from fedkeel.tree import Tree
 
 
 def _with_axis(tensor: Tensor) -> Tensor:
@@ -65,16 +66,21 @@ class Output:
         logits: the scores, [B, Y] of a classifier, see `fedkeel.task.outputs.scores_of`.
         features: [B, F] inputs of the classifier, flattened; None where the module has none.
         returned: what the module itself returned, which the task's loss receives.
+        levels: [B, ...] what the blocks before the classifier returned, by their names; only in a
+            step, and where the module has a head.
     """
 
     logits: Tensor
     features: Tensor | None = None
     returned: Outputs = None
+    levels: Tree = field(default_factory=dict)
 
     @classmethod
-    def of(cls, returned: Outputs, features: Tensor | None = None) -> Output:
+    def of(
+        cls, returned: Outputs, features: Tensor | None = None, levels: Tree | None = None
+    ) -> Output:
         """Return the output of what the module returned."""
-        return cls(scores_of(returned), features, returned)
+        return cls(scores_of(returned), features, returned, levels or {})
 
 
 def batch_mean(values: Tensor, batch: Batch) -> Tensor:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fedkeel.base.dispatch import grad
 from fedkeel.base.matmul import linear_layers
@@ -23,13 +25,14 @@ from fedkeel.base.values import (
     only_tensor,
 )
 from fedkeel.errors import ModelError
+from fedkeel.task.adapters import Adapter, adapters_of
 from fedkeel.task.batch import Batch, Output, batch_mean
 from fedkeel.task.batch_norm import RealExamples
 from fedkeel.task.functional import Functional
 from fedkeel.task.losses import SOFT_TARGETS, Loss, cross_entropy, picked_cross_entropy
 from fedkeel.task.model_description import describe_model
 from fedkeel.task.outputs import Outputs, map_output, scores_of, tensors_in
-from fedkeel.task.parameter_names import ParameterLayout
+from fedkeel.task.parameter_names import ParameterLayout, blocks_by_module, under
 from fedkeel.task.traits import ModuleTraits, detect_traits
 from fedkeel.tree import Tree, clone
 
@@ -279,6 +282,12 @@ class Network:
         return (linear[-1].out_features, linear[0].in_features) if linear else (0, 0)
 
     @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Low-rank adapters of matrices that are trained parameters, as their factors are."""
+        every, trained = adapters_of(self._train), set(self.names)
+        return tuple(one for one in every if {one.base, one.a, one.b} <= trained)
+
+    @property
     def layout(self) -> ParameterLayout:
         """The trained parameters, and where they belong."""
         return ParameterLayout.of(self._train, self.head)
@@ -377,28 +386,47 @@ class Network:
             except RuntimeError:  # a module that calls `view` does not accept this format
                 self.channels_last = False
 
-    def output(self, params: Tree, buffers: Tree, batch: Batch, train: bool = True) -> Output:
+    def output(
+        self,
+        params: Tree,
+        buffers: Tree,
+        batch: Batch,
+        train: bool = True,
+        with_levels: bool = False,
+    ) -> Output:
         """Return scores and features of a batch, as `logits`; without a head no features.
+
+        Args:
+            params: the parameters.
+            buffers: the buffers, as in `forward`.
+            batch: the examples.
+            train: whether the module is in training mode.
+            with_levels: whether the outputs of the blocks before the head are kept too.
 
         Raises:
             ModelError: the head is not called, or called more than once.
         """
         if not self.head:
             return Output.of(self.forward(params, buffers, batch.x, train, batch.weight))
-        head = (self._train if train else self._eval).get_submodule(self.head)
+        module = self._train if train else self._eval
         inputs: list[Tensor] = []
-        handle = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        levels: Tree = {}
+        head = module.get_submodule(self.head)
+        handles = [head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))]
+        if with_levels:
+            handles += self._keep_outputs(module, self.level_names, levels)
         try:
             returned = self.forward(params, buffers, batch.x, train, batch.weight)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         if len(inputs) != 1:
             raise ModelError(
                 f"The head {self.head!r} is called {len(inputs)} times in a forward pass.",
                 expected="once: the method takes its input as the features",
                 do="name another head",
             )
-        return Output.of(returned, self._widened(inputs[0]).flatten(1))
+        return Output.of(returned, self._widened(inputs[0]).flatten(1), levels)
 
     def layer_outputs(self, params: Tree, buffers: Tree, x: Values, names: Sequence[str]) -> Tree:
         """Return what sub-modules return outside training, [B, ...], at their last call, by name.
@@ -406,23 +434,40 @@ class Network:
         One that is not called, or returns no tensor, is left out.
         """
         outputs: Tree = {}
-
-        def keep(name: str, returned: Outputs) -> None:
-            if tensors_in(returned):
-                outputs[name] = self._widened(scores_of(returned))
-
-        handles = [
-            self._eval.get_submodule(name).register_forward_hook(
-                lambda _, __, returned, name=name: keep(name, returned)
-            )
-            for name in names
-        ]
+        handles = self._keep_outputs(self._eval, names, outputs)
         try:
             self.test_output(params, buffers, x)
         finally:
             for handle in handles:
                 handle.remove()
         return outputs
+
+    def _keep_outputs(
+        self, module: nn.Module, names: Sequence[str], outputs: Tree
+    ) -> list[RemovableHandle]:
+        """Let sub-modules write what they return into `outputs`, until the handles are removed."""
+
+        def keep(name: str, returned: Outputs) -> None:
+            if tensors_in(returned):
+                outputs[name] = self._widened(scores_of(returned))
+
+        return [
+            module.get_submodule(name).register_forward_hook(
+                lambda _, __, returned, name=name: keep(name, returned)
+            )
+            for name in names
+        ]
+
+    @cached_property
+    def level_names(self) -> tuple[str, ...]:
+        """Names of the blocks before the head that have a matrix or a filter, in order."""
+        return tuple(
+            block
+            for block, names in blocks_by_module(self.names).items()
+            if block
+            and not under(self.head, block)
+            and any(self.params[name].ndim > 1 for name in names)
+        )
 
     def example_losses(self, output: Outputs, y: Values) -> Tensor:
         """Return the loss of each example, [B]; a loss that is a mean is repeated."""
@@ -499,7 +544,7 @@ class Network:
         if objective is None:
             loss = self.loss(params, buffers, batch)
             return loss, loss
-        output = self.output(params, buffers, batch)
+        output = self.output(params, buffers, batch, with_levels=True)
         detached = map_output(Tensor.detach, output.returned)
         loss = batch_mean(self._loss(detached, batch.y), batch)
         return objective(output, params), loss

@@ -11,12 +11,21 @@ from fedkeel.errors import ModelError, did_you_mean
 
 
 def blocks(names: Sequence[str]) -> list[list[str]]:
-    """Split parameter names into the blocks of the network, in order.
-
-    A block is a child of the first module on the way down that has several with parameters.
+    """Split parameter names into the blocks of the network, in order; see `blocks_by_module`.
 
     >>> blocks(["net.stem.weight", "net.fc.weight", "net.fc.bias"])
     [['net.stem.weight'], ['net.fc.weight', 'net.fc.bias']]
+    """
+    return list(blocks_by_module(names).values())
+
+
+def blocks_by_module(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the parameter names of each block of the network, by the block's sub-module, in order.
+
+    A block is a child of the first module on the way down that has several with parameters.
+
+    >>> blocks_by_module(["net.stem.weight", "net.fc.weight", "net.fc.bias"])
+    {'net.stem': ['net.stem.weight'], 'net.fc': ['net.fc.weight', 'net.fc.bias']}
     """
     depth = 0
     while True:
@@ -25,7 +34,7 @@ def blocks(names: Sequence[str]) -> list[list[str]]:
             owner = name.split(".")[:-1]
             groups.setdefault(".".join(owner[: depth + 1]), []).append(name)
         if len(groups) > 1 or depth >= max(name.count(".") for name in names):
-            return list(groups.values())
+            return groups
         depth += 1
 
 

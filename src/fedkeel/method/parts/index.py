@@ -179,6 +179,11 @@ METHODS: Mapping[str, Listed] = {
         "shi2023feddecorr", "uncorrelated features", {"feddecorr": "feddecorr:FedDecorr"}
     ),
     "moon": Listed("li2021moon", "features near the received model's", {"moon": "moon:Moon"}),
+    "fedrcl": Listed(
+        "seo2024fedrcl",
+        "features of a class together at several levels, but not too close",
+        {"fedrcl": "fedrcl:FedRCL"},
+    ),
     "fedmlb": Listed(
         "kim2022fedmlb", "hybrids of local and received blocks", {"fedmlb": "fedmlb:FedMLB"}
     ),
@@ -351,6 +356,11 @@ METHODS: Mapping[str, Listed] = {
     ),
     "rolora": Listed(
         "chen2025rolora", "adapters whose factors are trained in turn", {"rolora": "lora:RoLoRA"}
+    ),
+    "flora": Listed(
+        "wang2024flora",
+        "products of adapters merged into their layers",
+        {"flora": "flora:FLoRA"},
     ),
     "fedlada": Listed(
         "sun2023fedlada",

@@ -421,12 +421,15 @@ def _check_learning(federation: SmallFederation) -> str:
     """Check that the loss of softmax regression, a convex problem, falls.
 
     It is log 3 at scores of 0. Where clients fine-tune, it is less at the initial model already.
+    Most methods need a few rounds. A term of features that are 0 at first, whose directions then
+    change at once, needs more.
     """
-    result: Result = start(federation.prepare(Linear, rounds=12, lr=0.02))
-    scores = [row.test for row in result.rows if row.test is not None]
-    if not scores[-1]["loss"] < min(scores[0]["loss"], math.log(3) - 0.05):
-        return f"test loss went from {scores[0]['loss']:.3f} to {scores[-1]['loss']:.3f}"
-    return ""
+    for rounds in (12, 60):
+        result: Result = start(federation.prepare(Linear, rounds=rounds, lr=0.02))
+        scores = [row.test for row in result.rows if row.test is not None]
+        if scores[-1]["loss"] < min(scores[0]["loss"], math.log(3) - 0.05):
+            return ""
+    return f"test loss went from {scores[0]['loss']:.3f} to {scores[-1]['loss']:.3f}"
 
 
 def _check_tasks(federation: SmallFederation) -> str:

@@ -13,6 +13,7 @@ from fedkeel.base.optional import imported
 from fedkeel.base.user_code import one_line
 from fedkeel.config import Lora
 from fedkeel.errors import ModelError
+from fedkeel.task.adapters import adapters_of
 
 
 class AdaptedBuilder:
@@ -52,4 +53,7 @@ class AdaptedBuilder:
                 expected=f"names of layers, such as {', '.join(linear[:6])}",
                 do="set model.lora.layers",
             ) from error
+        if settings.merged:
+            for adapter in adapters_of(adapted):
+                adapted.get_parameter(adapter.base).requires_grad_()
         return adapted
