@@ -15,7 +15,7 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-test-all: $(READY)
+test-all: $(READY) docs
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not processes"
 
 test-flower: $(READY)
