@@ -54,7 +54,9 @@ PICTURES = {
         "doctor/doctor.html",
         ("header.top", "#findings", "#advice"),
     ),
-    "audit": Picture("audit --preset digits --out audit", "audit/audit.html", ("#attacks",)),
+    "audit": Picture(
+        "audit --preset digits --out audit", "audit/audit.html", ("#attacks",), height=700
+    ),
 }
 
 
