@@ -25,6 +25,17 @@ from fedkeel.cli.common import (
 )
 from fedkeel.errors import ConfigError, RunError
 
+DEVICE = typer.Option(
+    "auto",
+    "--device",
+    help="Where the node trains: auto, cpu, cuda, or names such as cuda:0, with commas.",
+)
+ENGINE = typer.Option(
+    "auto",
+    "--engine",
+    help="By which engine: sequential, vectorized, or auto: vectorized on a GPU.",
+)
+
 app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, help="A federation of nodes, with Flower."
 )
@@ -36,6 +47,8 @@ def up(
     source: ExperimentSource,
     nodes: int = typer.Option(3, "--nodes", min=1, help="SuperNodes, which share the clients."),
     data: list[str] = typer.Option(None, "--data", help="Data of one node; repeatable."),
+    device: str = DEVICE,
+    engine: str = ENGINE,
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
     resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
     secure: bool = typer.Option(False, "--secure", help="Use TLS and node keys here too."),
@@ -66,14 +79,16 @@ def up(
             got=f"data.source = {experiment.data.source!r} and {count} times --data",
             expected=f"{needed} times --data",
         )
+    hardware = " ".join(_hardware(device, engine))
     configs = data_configs(data) if data else shared_configs(nodes)
+    configs = [f"{config} {hardware}".strip() for config in configs]
     go_on = "to go on from what was saved: the same command with --resume"
     with shown_progress(quiet, go_on) as progress:
         result = run_locally(experiment, out, configs, progress, resume, secure)
     page = page_written(lambda: write_report([out], out / "report.html"))
-    rows = result.rows
+    rows, record = result.rows, RunFolder(out).read_run()
     if as_json:
-        score = RunFolder(out).read_run().score
+        score = record.score
         scores = [row.test[score.name] for row in rows if row.test is not None]
         document(
             {
@@ -86,10 +101,15 @@ def up(
                 "bytes_up": sum(sum(row.bytes_up.values()) for row in rows),
                 "bytes_down": sum(sum(row.bytes_down.values()) for row in rows),
                 "faults": {row.round: row.faults for row in rows if row.faults},
+                "devices": record.engine.devices,
             }
         )
     if result.message:
         say(console, result.message)
+    for text in record.engine.reasons:
+        say(console, text)
+    if record.engine.devices:
+        say(console, f"devices {', '.join(record.engine.devices)}: not the bits of a simulation")
     for row in rows:
         for reason, clients in row.faults.items():
             say(console, f"round {row.round}: {reason}: clients {clients}")
@@ -117,8 +137,8 @@ def export(
     console = stderr()
     for module in write(experiment, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
-    if experiment.engine.device == "cuda" or experiment.engine.devices:
-        say(console, "nodes train on the processor: engine.device and engine.devices are ignored")
+    if experiment.engine.devices:
+        say(console, "engine.devices is ignored: the operator of a node names its devices")
     say(console, f"app     {out}")
     say(console, f"next    {out / 'README.md'}")
 
@@ -151,6 +171,8 @@ def node(
     peers: Path = typer.Option(
         None, "--peers", help="Public keys of the nodes that may be in secure sums, one a line."
     ),
+    device: str = DEVICE,
+    engine: str = ENGINE,
 ) -> None:
     """Start a SuperNode, with flower-supernode's options, that imports once for all messages."""
     _check_installed()
@@ -161,7 +183,7 @@ def node(
     from fedkeel.flower.local import watcher
     from fedkeel.flower.node import resident
 
-    words = _with_files(context.args, policy, peers)
+    words = _with_site(context.args, policy, peers, _hardware(device, engine, policy))
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     if resident.is_supported():
         resident.install(resident.FOLDER)
@@ -200,8 +222,28 @@ def ledger(
     print(f"spent {spent[-1].total if spent else 0:.4g} {of}")
 
 
-def _with_files(words: list[str], policy: Path | None, peers: Path | None) -> list[str]:
-    """Return the options of a SuperNode, with a site's files in its configuration.
+def _hardware(device: str, engine: str, policy: Path | None = None) -> list[str]:
+    """Return the keys of a node's configuration for where and how it trains.
+
+    A mistake, or a GPU that is not there, is said here, and not with the first message.
+    """
+    if (device, engine) == ("auto", "auto"):
+        return []
+    from fedkeel import config
+    from fedkeel.features.budget.policy import read_policy
+    from fedkeel.flower.local.processes import quoted
+    from fedkeel.flower.node.hardware import Hardware
+
+    values = {"device": device, "engine": engine}
+    rules = None if policy is None else read_policy(policy)
+    Hardware.read(values).place(config.Engine(), rules)
+    return [f"{name}={quoted(value)}" for name, value in values.items()]
+
+
+def _with_site(
+    words: list[str], policy: Path | None, peers: Path | None, hardware: list[str]
+) -> list[str]:
+    """Return the options of a SuperNode, with a site's files and devices in its configuration.
 
     The key by which it authenticates signs its keys in secure sums, too.
     """
@@ -213,7 +255,7 @@ def _with_files(words: list[str], policy: Path | None, peers: Path | None) -> li
     key = expanded(keys[-1]) if keys else None
     files = {"policy": policy, "key": key, "peers": peers}
     chosen = {name: file for name, file in files.items() if file is not None}
-    if not chosen:
+    if not chosen and not hardware:
         return words
     if policy is not None:  # a mistake in it is said here, and not with the first message
         read_policy(policy)
@@ -221,7 +263,7 @@ def _with_files(words: list[str], policy: Path | None, peers: Path | None) -> li
     option = "--node-config"
     config, others = values_of(option, words)
     config += [f"{name}={quoted(str(file.absolute()))}" for name, file in chosen.items()]
-    return [*others, option, " ".join(config)]
+    return [*others, option, " ".join([*config, *hardware])]
 
 
 def _check_installed() -> None:

@@ -46,10 +46,6 @@ NOTE_SHARED_CLIENTS = """\
 for ever. The nodes share the clients of the experiment: node i of n, `num-partitions=n`, plays the
 clients i, i + n, i + 2 n, ... . With another number of nodes, give all of them that number."""
 
-NOTE_DEVICE = """
-
-Nodes train on the processor: `engine.device = "cuda"` holds only for simulations."""
-
 
 def export(experiment: Experiment, out: Path) -> list[str]:
     """Write the app of an experiment.
@@ -170,7 +166,6 @@ def _template_values(experiment: Experiment, not_copied: list[str]) -> dict[str,
         "register": _register_commands(nodes),
         "config": config,
         "partition_note": note.format(last=nodes - 1),
-        "device": NOTE_DEVICE if experiment.engine.device == "cuda" else "",
     }
 
 

@@ -42,6 +42,9 @@ MAX_SIZE = 10**8
 """Examples of a client, and numbers in an input, that the server accepts in a node's description.
 """
 
+MAX_REASONS = 10
+"""Reasons that a node gives for how it trains, at most."""
+
 Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
 
@@ -256,10 +259,43 @@ class ClientResult(Settings):
     state_digest: str = ""
 
 
+class NodeTraining(Settings):
+    """What a node says of how it trains. By default it has the bits of a simulation.
+
+    Args:
+        engine: ``sequential`` or ``vectorized``; "" where the site does not tell.
+        device: names of the devices; "" where the site does not tell.
+        name: what the maker calls the GPU, "" on the processor.
+        precision: of the products there, see `config.Engine`.
+        reasons: why clients are trained in a plainer way than could be.
+    """
+
+    engine: str = Field("sequential", max_length=20)
+    device: str = Field("cpu", max_length=200)
+    name: str = Field("", max_length=100)
+    precision: str = Field("", max_length=20)
+    reasons: tuple[Annotated[str, Field(max_length=200)], ...] = Field((), max_length=MAX_REASONS)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has the bits of a simulation with the `sequential` engine."""
+        return (self.engine, self.device) == ("sequential", "cpu")
+
+
+UNTOLD = NodeTraining(engine="", device="")
+"""What a node says whose site does not tell how it trains."""
+
+
 class TrainingReply(Header):
-    """Header of a node's reply after training, with a result for each client of the request."""
+    """Header of a node's reply after training.
+
+    Args:
+        clients: a result for each client of the request.
+        training: how they were trained.
+    """
 
     clients: tuple[ClientResult, ...]
+    training: NodeTraining = NodeTraining()
 
 
 class ClientDescription(Settings):
@@ -303,6 +339,7 @@ class NodeDescription(Header):
         version: its version of fedkeel.
         agreement: what it has to agree on with the server.
         sums: of its training inputs, where all nodes are to be standardised alike, else None.
+        training: how it trains.
     """
 
     clients: tuple[ClientDescription, ...]
@@ -316,6 +353,7 @@ class NodeDescription(Header):
     version: str = Field(max_length=100)
     agreement: Agreement
     sums: ColumnSums | None = None
+    training: NodeTraining = NodeTraining()
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

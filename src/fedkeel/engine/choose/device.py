@@ -40,7 +40,7 @@ def choose_device(requested: config.Engine, setup: TrainingSetup) -> tuple[str, 
             return "cpu", [f"clients are not trained on the GPU: {error}"]
         return "cuda", []
     if requested.device == "cuda":
-        raise _no_gpu("set engine.device = 'cpu'")
+        raise missing_gpu("set engine.device = 'cpu'")
     return "cpu", []
 
 
@@ -64,7 +64,7 @@ def named_devices(requested: config.Engine) -> list[str]:
         return list(requested.devices or ())
     available = available_gpus()
     if not available:
-        raise _no_gpu("leave out engine.devices")
+        raise missing_gpu("leave out engine.devices")
     if requested.devices == "all":
         return available
     for name in requested.devices:
@@ -83,7 +83,8 @@ def available_gpus() -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def _no_gpu(do: str) -> RunError:
+def missing_gpu(do: str) -> RunError:
+    """Return the error where a GPU is asked for, and torch finds none."""
     return RunError(
         "There is no GPU that torch can use.",
         got=f"torch {torch.__version__}",

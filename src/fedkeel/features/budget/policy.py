@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal, Self
 
@@ -40,11 +41,13 @@ class Policy(Settings):
         methods: parts that a method may have; ``fedavg`` has none, so it is always allowed. Parts
             that add the noise of `[privacy]` are allowed too.
         messages: what the site sends beside the update, the training loss and numbers of examples:
-            ``scores``, ``personal``, ``pictures``, ``sums``, ``buffers``, ``diagnostics``, and the
-            names of parts that send something.
+            ``scores``, ``personal``, ``pictures``, ``sums``, ``buffers``, ``diagnostics``,
+            ``device``, where and by which engine the site trains, and the names of parts that send
+            something.
         code: import paths, ``package.module:Name``, that a server may name beside those in the app
             that is installed here: of a model, a loss, a metric, an augmentation, a training or a
             part.
+        devices: where the site trains: ``cpu``, ``cuda`` for any GPU, or names such as ``cuda:1``.
         clip: the site's own bound on the norm of each update that it sends, > 0.
         sigma: the site's own noise on each update, in units of `clip`; it is of unit ``client``,
             and needs no trust in the server.
@@ -59,12 +62,16 @@ class Policy(Settings):
     methods: tuple[str, ...] | None = None
     messages: tuple[str, ...] | None = None
     code: tuple[str, ...] = ()
+    devices: tuple[str, ...] | None = None
     clip: float | None = Field(None, gt=0.0)
     sigma: float = Field(0.0, ge=0.0)
     ledger: str = Field("ledger.json", min_length=1)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
+        for name in self.devices or ():
+            if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+                raise ValueError(f"'devices' has {name!r}, which is not like 'cpu' or 'cuda:0'")
         if (self.epsilon is None) != (self.delta is None):
             raise ValueError("give both 'epsilon' and 'delta', or neither")
         if self.sigma and self.clip is None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import pickle
 import signal
 import sys
-import time
 import traceback
 import warnings
 from contextlib import suppress
@@ -22,6 +20,7 @@ from fedkeel.engine.process.forking import end_with_parent, exit_reason
 from fedkeel.errors import RunError
 from fedkeel.flower.node.answer import CLIENT_APP_RAISED
 from fedkeel.flower.node.configuration import state_folder
+from fedkeel.flower.node.expiry import ended_in_time
 from fedkeel.flower.node.log import log_error
 
 CLIENT_APP_CRASHED = 8
@@ -29,10 +28,6 @@ CLIENT_APP_CRASHED = 8
 
 POLL_SECONDS = 0.1
 """Time between looks whether the process that answers a message still runs."""
-
-MARGIN_SECONDS = 5.0
-"""Time before a message expires at which the process that still works on it is ended: Flower takes
-no reply to an expired message."""
 
 
 class SupervisedClientApp(ClientApp):
@@ -64,14 +59,8 @@ class SupervisedClientApp(ClientApp):
             return _receive(reader, child, message, context)
 
     def _answer(self, message: Message, context: Context) -> Message:
-        left = message.metadata.created_at + message.metadata.ttl - time.time()
-        # a thread that needs nothing of Python, so it also ends a model that never returns
-        seconds = max(left - MARGIN_SECONDS, 1.0)
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-        try:
+        with ended_in_time(message):
             return super().__call__(message, context)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
     def _answer_in_child(
         self, message: Message, context: Context, writer: Connection, parent: int

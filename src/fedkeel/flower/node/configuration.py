@@ -14,6 +14,7 @@ from fedkeel.features.budget.kept_noise import noise_kept_in
 from fedkeel.features.budget.policy import Policy, read_policy
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.node.guard import Guard, check_settings
+from fedkeel.flower.node.hardware import Hardware
 from fedkeel.flower.node.local_data import read_local_data
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.sent_settings import check_sent
@@ -23,7 +24,18 @@ from fedkeel.runner.features import check_nodes
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
 
-_KEYS = ("partition-id", "num-partitions", "state", "data", "name", "policy", "key", "peers")
+_KEYS = (
+    "partition-id",
+    "num-partitions",
+    "state",
+    "data",
+    "name",
+    "policy",
+    "key",
+    "peers",
+    "device",
+    "engine",
+)
 """Keys of a node's configuration. Other apps on the node may have keys of their own."""
 
 STATE = Path.home() / ".fedkeel" / "state"
@@ -43,7 +55,8 @@ def make_node(
         config: the node's configuration: ``partition-id`` and ``num-partitions``; ``state``, the
             folder of its clients' state; with data of its own also ``data`` and ``name``;
             ``policy``, the file of the site's own policy; for secure sums ``key``, the file of the
-            key that signs, and ``peers``, that of the public keys of the nodes it trusts.
+            key that signs, and ``peers``, that of the public keys of the nodes it trusts;
+            ``device`` and ``engine``, where and how the node trains, see `hardware`.
         installed: the experiment of the node's own app, without what the server has set; None where
             the server sets nothing.
         kind: type of the message that is to be answered.
@@ -55,10 +68,11 @@ def make_node(
     """
     _refuse_misspelled(config)
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
-    folder, policy = state_folder(config), _policy(config)
+    folder, policy = state_folder(config), site_policy(config)
     check_sent(experiment if installed is None else installed, experiment, policy)
     if policy is not None:
         check_settings(policy, experiment, kind)
+    place = Hardware.read(config).place(experiment.engine, policy)
     check_nodes(experiment)  # which may import the method, so after what the server has sent
     signing = read_signing(_file(config, "key"), _file(config, "peers"))
     has_own_data = is_on_nodes(experiment)
@@ -70,10 +84,10 @@ def make_node(
     if not has_own_data:
         clients, name = frozenset(range(number, prepared.population.clients, max(nodes, 1))), ""
     guard = None if policy is None else Guard(policy, prepared)
-    return Node(prepared, clients, folder, name, guard, signing)
+    return Node(prepared, clients, folder, name, guard, signing, place)
 
 
-def _policy(config: Mapping[str, object]) -> Policy | None:
+def site_policy(config: Mapping[str, object]) -> Policy | None:
     """Return the site's own policy, None where the configuration names none.
 
     Raises:
@@ -95,6 +109,23 @@ def _file(config: Mapping[str, object], name: str) -> Path | None:
             do=f"start it with --node-config '{name}=\"{file.absolute()}\" ...'",
         )
     return file
+
+
+def site_files(config: Mapping[str, object]) -> list[Path]:
+    """Return the files and folders of the site that a configuration names."""
+    names = [str(config[key]) for key in ("policy", "key", "peers", "data") if key in config]
+    return [expanded(name) for name in names]
+
+
+def trains_on_device(config: Mapping[str, object], experiment: Experiment) -> bool:
+    """Return whether a node trains other than a simulation on a processor does.
+
+    Raises:
+        FedkeelError: the configuration or the policy cannot be read, or allow no device.
+    """
+    _refuse_misspelled(config)
+    place = Hardware.read(config).place(experiment.engine, site_policy(config))
+    return not place.is_plain
 
 
 def state_folder(config: Mapping[str, object]) -> Path:

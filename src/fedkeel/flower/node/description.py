@@ -11,12 +11,23 @@ from fedkeel.base.values import Values, only_tensor
 from fedkeel.data.read.scaling import Moments
 from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared
-from fedkeel.flower.protocol import Agreement, ClientDescription, ColumnSums, Form, NodeDescription
+from fedkeel.flower.protocol import (
+    Agreement,
+    ClientDescription,
+    ColumnSums,
+    Form,
+    NodeDescription,
+    NodeTraining,
+)
 from fedkeel.version import __version__
 
 
 def describe(
-    prepared: Prepared, clients: Iterable[int], name: str, agreement: Agreement
+    prepared: Prepared,
+    clients: Iterable[int],
+    name: str,
+    agreement: Agreement,
+    training: NodeTraining,
 ) -> NodeDescription:
     """Return the description of a node.
 
@@ -25,6 +36,7 @@ def describe(
         clients: the clients that it plays.
         name: the node's name, "" for none.
         agreement: what server and node have to agree on.
+        training: how the node trains.
     """
     data, sizes = prepared.setup.federation.data, prepared.setup.federation.sizes
     test_sizes = split_examples(prepared.setup, "clients").sizes
@@ -45,6 +57,7 @@ def describe(
         version=__version__,
         agreement=agreement,
         sums=_sums(prepared) if needs_scale(prepared) else None,
+        training=training,
     )
 
 

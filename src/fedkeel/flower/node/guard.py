@@ -32,6 +32,9 @@ from fedkeel.method.round_values import Reply
 MESSAGES = {EVALUATE: "scores", PERSONAL: "personal", PICTURES: "pictures"}
 """What an answer to a request of a kind is called in a policy."""
 
+DEVICE = "device"
+"""What a policy calls how the node trains: on which device, and by which engine."""
+
 SETTLE = "change the experiment, or the policy of this site, if the site agrees to that"
 
 
@@ -93,6 +96,10 @@ class Guard:
             PolicyError: names it.
         """
         _check_kind(self.policy, kind)
+
+    def lets_out(self, name: str) -> bool:
+        """Return whether the policy lets something out without which a run can do."""
+        return self.policy.messages is None or name in self.policy.messages
 
     def admit(self, setup: TrainingSetup, request: Request, item: ClientRequest) -> TrainingSetup:
         """Write into the ledger what training a client is going to spend, and return its setup.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,10 @@ from fedkeel.base.values import only_tensor
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.read.scaling import Scale, recorded_width
 from fedkeel.engine.base import ClientJob, ServerModel, TrainingSetup
-from fedkeel.engine.evaluation import evaluate, node_states, split_examples, states_by_client
-from fedkeel.engine.local import train_client
+from fedkeel.engine.evaluation import node_states, split_examples, states_by_client
+from fedkeel.engine.local import LocalResult
 from fedkeel.engine.message_state import message_from_state
-from fedkeel.engine.personal import measure_client, scores_of
+from fedkeel.engine.personal import scores_of
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.spec import TensorSpec
@@ -29,12 +29,15 @@ from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.features.attackers.feature import attack_of
 from fedkeel.flower.data_on_nodes import NODES
+from fedkeel.flower.node.choose_training import make_training
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
 from fedkeel.flower.node.description import describe, needs_scale
-from fedkeel.flower.node.guard import Guard
+from fedkeel.flower.node.guard import DEVICE, Guard
+from fedkeel.flower.node.hardware import PLAIN, Place
 from fedkeel.flower.node.log import log_error, public_reason
 from fedkeel.flower.node.secure_sums import SecureSums, refuse_single_updates
 from fedkeel.flower.node.signing import UNSIGNED, Signing
+from fedkeel.flower.node.training import ClientStart, Training
 from fedkeel.flower.protocol import (
     DESCRIBE,
     EVALUATE,
@@ -45,10 +48,13 @@ from fedkeel.flower.protocol import (
     RESTARTED,
     SURVEY,
     TRAIN,
+    UNTOLD,
     Agreement,
     ClientRequest,
     ClientResult,
+    CommonScale,
     MessageSpecs,
+    NodeTraining,
     Request,
     TrainingReply,
 )
@@ -75,6 +81,16 @@ does not know it."""
 
 
 @dataclass(frozen=True)
+class _Begun:
+    """A client that may train: its files, its status, its setup, and what it trains from."""
+
+    storage: ClientStorage
+    status: str
+    setup: TrainingSetup
+    start: ClientStart
+
+
+@dataclass(frozen=True)
 class Node:
     """Trains and evaluates the clients of a node.
 
@@ -85,6 +101,7 @@ class Node:
         name: the node's name, "" for none.
         guard: enforces the site's own policy, None where it has none.
         signing: signs the node's keys in secure sums, and says whose keys it takes.
+        place: where the clients are trained, and by which engine.
     """
 
     prepared: Prepared
@@ -93,6 +110,23 @@ class Node:
     name: str = ""
     guard: Guard | None = None
     signing: Signing = UNSIGNED
+    place: Place = PLAIN
+
+    @cached_property
+    def training(self) -> Training:
+        """What trains the clients; it may keep a device."""
+        return make_training(self.prepared, self.place, len(self.clients))
+
+    @property
+    def _report(self) -> NodeTraining:
+        """How the clients are trained, as far as the site lets the server know."""
+        may_tell = self.guard is None or self.guard.lets_out(DEVICE)
+        return self.training.report if may_tell else UNTOLD
+
+    @cached_property
+    def _scaled(self) -> dict[CommonScale, TrainingSetup]:
+        """The setup with inputs by the scale of the last request."""
+        return {}
 
     @cached_property
     def specs(self) -> MessageSpecs:
@@ -162,7 +196,9 @@ class Node:
             records[of_client(DIAGNOSTICS, result.client)] = MetricRecord(
                 {**diagnostics, "loss": float(sent.loss)}
             )
-        reply = TrainingReply(run=request.run, round=request.round, clients=tuple(results))
+        reply = TrainingReply(
+            run=request.run, round=request.round, clients=tuple(results), training=self._report
+        )
         records[HEADER] = reply.record()
         return records
 
@@ -201,46 +237,95 @@ class Node:
         self, request: Request, message: Message
     ) -> Iterator[tuple[ClientResult, Reply | None]]:
         """Train the clients of a request; yield its result, and its reply if it has one."""
-        setup = self._setup(request)
+        setup, items = self._setup(request), list(enumerate(request.clients))
         self._write_scale(request, setup.federation.data)
-        for row, item in enumerate(request.clients):
-            try:
-                yield self._train_client(setup, request, item, row, message)
-            except FedkeelError as error:
-                log_error(self.folder, error)  # the full message stays on the node
-                yield ClientResult(client=item.client, status=public_reason(error)), None
+        size = len(items) if self.training.is_joint else 1
+        for first in range(0, len(items), max(size, 1)):
+            yield from self._train_clients(setup, request, items[first : first + size], message)
 
-    def _train_client(
+    def _train_clients(
         self,
         setup: TrainingSetup,
         request: Request,
-        item: ClientRequest,
-        row: int,
+        items: Sequence[tuple[int, ClientRequest]],
         message: Message,
-    ) -> tuple[ClientResult, Reply | None]:
-        """Train one client of a request."""
+    ) -> Iterator[tuple[ClientResult, Reply | None]]:
+        """Train some clients of a request, each with its row, and yield what comes of each."""
+        begun, failed = dict[int, _Begun](), dict[int, ClientResult]()
+        for row, item in items:
+            try:
+                begun[item.client] = self._begin(setup, request, item, row)
+            except FedkeelError as error:
+                failed[item.client] = self._failed(item.client, error)
+        waiting = [one for one in begun.values() if one.status != LOST]
+        outcomes = dict[int, LocalResult | FedkeelError]()
+        for own in {id(one.setup): one.setup for one in waiting}.values():
+            together = [one.start for one in waiting if one.setup is own]
+            outcomes.update(self._outcomes(own, message, together))
+        for _, item in items:
+            client = item.client
+            if client in begun and begun[client].status == LOST:
+                yield ClientResult(client=client, status=LOST), None
+                continue
+            outcome = outcomes.get(client)
+            try:
+                if isinstance(outcome, LocalResult):
+                    yield self._finish(request, begun[client], outcome)
+                    continue
+            except FedkeelError as error:
+                outcome = error
+            if isinstance(outcome, FedkeelError):
+                failed[client] = self._failed(client, outcome)
+            yield failed[client], None
+
+    def _failed(self, client: int, error: FedkeelError) -> ClientResult:
+        """Return the result of a client that has failed; the full message stays on the node."""
+        log_error(self.folder, error)
+        return ClientResult(client=client, status=public_reason(error))
+
+    def _begin(
+        self, setup: TrainingSetup, request: Request, item: ClientRequest, row: int
+    ) -> _Begun:
+        """Return what a client trains from. From here on the site has spent what that costs."""
         storage = ClientStorage(self.folder, request.run, item.client)
         storage.remove_unneeded(item.state_round, item.checkpoint_round)
         client_state, status = self._load_state(item, storage)
-        if status == LOST:
-            return ClientResult(client=item.client, status=LOST), None
-        job = ClientJob(row, item.client, item.steps_done)
-        if self.guard is not None:
+        if status != LOST and self.guard is not None:
             setup = self.guard.admit(setup, request, item)
-        with use_numerics(setup.precision):
-            result = train_client(setup, message, job, client_state)
-        reply, attack = result.reply, attack_of(self.prepared)
-        if attack is not None and attack.lies_alone(item.client):
-            update = attack.change(reply.update, request.round, item.client)
+        job = ClientJob(row, item.client, item.steps_done)
+        return _Begun(storage, status, setup, ClientStart(job, client_state))
+
+    def _outcomes(
+        self, setup: TrainingSetup, message: Message, clients: Sequence[ClientStart]
+    ) -> Iterator[tuple[int, LocalResult | FedkeelError]]:
+        """Train clients, and yield what came of each. One that fails leaves the others."""
+        try:
+            trained = self.training.train(setup, message, clients)
+        except FedkeelError as error:
+            if len(clients) == 1:
+                yield clients[0].job.client, error
+                return
+            for client in clients:
+                yield from self._outcomes(setup, message, [client])
+        else:
+            yield from ((job.client, result) for job, result in trained)
+
+    def _finish(
+        self, request: Request, begun: _Begun, result: LocalResult
+    ) -> tuple[ClientResult, Reply]:
+        """Return what a client sends after training; what it keeps is written."""
+        client, reply, attack = begun.start.job.client, result.reply, attack_of(self.prepared)
+        if attack is not None and attack.lies_alone(client):
+            update = attack.change(reply.update, request.round, client)
             reply = replace(reply, update=update)
         if self.guard is not None:
             reply = self.guard.protected(reply)
         digest = ""
         if self.specs.client_state:
-            digest = storage.store(request.round + 1, reply.client_state)
+            digest = begun.storage.store(request.round + 1, reply.client_state)
         done = ClientResult(
-            client=item.client,
-            status=status,
+            client=client,
+            status=begun.status,
             steps=result.steps,
             examples=result.examples,
             state_digest=digest,
@@ -290,8 +375,8 @@ class Node:
         setup = self._setup(request)
         buffers = message.buffers or setup.training.network.buffers
         params = {**message.params, **setup.training.personal_params}
+        measured = self.training.evaluate(setup, params, buffers)
         with use_numerics(setup.precision):
-            measured = evaluate(setup, params, buffers, "clients")
             states = node_states(setup, measured)
         records = RecordDict({HEADER: request.record()})
         for client in request.client_ids:
@@ -329,8 +414,9 @@ class Node:
             storage = ClientStorage(self.folder, request.run, item.client)
             try:
                 client_state, _ = self._load_state(item, storage)
-                with use_numerics(setup.precision):
-                    states, kept = measure_client(setup, server, item.client, client_state)
+                states, kept = self.training.measure_client(
+                    setup, server, item.client, client_state
+                )
             except FedkeelError as error:
                 log_error(self.folder, error)
                 continue
@@ -352,8 +438,7 @@ class Node:
             return records
         buffers = message.buffers or setup.training.network.buffers
         params = {**message.params, **setup.training.personal_params}
-        with use_numerics(setup.precision):
-            measured = evaluate(setup, params, buffers, "clients")
+        measured = self.training.evaluate(setup, params, buffers)
         counts = states_by_client(setup, measured)
         for client in request.client_ids:
             records[of_client(SCORES, client)] = sums_record(counts[client])
@@ -361,7 +446,8 @@ class Node:
 
     def describe(self) -> RecordDict:
         """Return what the node says of itself: its clients, and what their data look like."""
-        description = describe(self.prepared, self.clients, self.name, self.agreement)
+        of = self.prepared, self.clients, self.name, self.agreement
+        description = describe(*of, self._report)
         return RecordDict({HEADER: description.record()})
 
     def _setup(self, request: Request) -> TrainingSetup:
@@ -374,6 +460,8 @@ class Node:
         if not needs_scale(self.prepared):
             return setup
         data, scale = setup.federation.data, request.scale
+        if scale in self._scaled:
+            return self._scaled[scale]
         x = only_tensor(data.x, "standardising").clone()
         is_last = setup.federation.how.get("channels") == "last"
         width = recorded_width(x.shape[1:], "last" if is_last else "first")
@@ -387,7 +475,10 @@ class Node:
         pair = scale.mean, scale.deviation
         Scale.of(*pair).apply_(x)
         data = replace(data, x=x, scale=pair)
-        return replace(setup, federation=replace(setup.federation, data=data))
+        scaled = replace(setup, federation=replace(setup.federation, data=data))
+        self._scaled.clear()
+        self._scaled[scale] = scaled
+        return scaled
 
     def _write_scale(self, request: Request, data: Dataset) -> None:
         """Write down how the inputs of the node's own data were standardised."""

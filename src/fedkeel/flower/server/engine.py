@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -49,6 +49,7 @@ from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.judgement import outlying_reply, outlying_rows
 from fedkeel.flower.server.kept_sums import KeptSums
 from fedkeel.flower.server.membership import Membership, pack_descriptions
+from fedkeel.flower.server.node_devices import NodeDevices
 from fedkeel.flower.server.outliers import Outliers, answer_sizes, outlying_losses
 from fedkeel.flower.server.plausible_means import PlausibleMeans
 from fedkeel.flower.server.replies import (
@@ -87,6 +88,7 @@ class NodeClients(KeepsClientStates):
 
     Attributes:
         trainings: those of a server that does not wait for its clients, else None.
+        devices: what the nodes say of how they train.
     """
 
     has_client_models = False
@@ -107,11 +109,13 @@ class NodeClients(KeepsClientStates):
         self._descriptions = descriptions
         needs = estimate_run(prepared)
         self._specs = MessageSpecs.of(prepared)
-        self._reader = ReplyReader(prepared, self._specs)
+        self.devices = NodeDevices()
+        for client, node in membership.descriptions().items():
+            self.devices.note([client], node.training)
+        self._reader = ReplyReader(prepared, self._specs, self.devices)
         self._buffers = RoundBuffers(setup, prepared.spec, capacity, private_memory, on_nodes=True)
         self.clients = self._buffers.clients
         self._new_states: dict[int, NewState] = {}  # of a round that is not committed yet
-        self.reasons: list[str] = []  # nodes train one client after the other, as was asked for
         self._round = 0
         secure = [SECURE_SUM] if self._settings.secure_aggregation else []
         self._traffic = TrafficRecord([*needs.down, *needs.up, *secure])
@@ -135,6 +139,16 @@ class NodeClients(KeepsClientStates):
                 self.clients.jobs,
                 partial(outlying_reply, self._outliers, setup),
             )
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why nodes train clients in a plainer way than they could."""
+        return self.devices.reasons
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Where nodes train, where that has not the bits of a simulation."""
+        return self.devices.warnings
 
     # --- training --------------------------------------------------------------------------------
 

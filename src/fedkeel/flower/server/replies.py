@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from flwr.app import RecordDict
@@ -28,6 +28,7 @@ from fedkeel.flower.protocol import (
     TrainingReply,
 )
 from fedkeel.flower.server.connection import NodeReply
+from fedkeel.flower.server.node_devices import NodeDevices
 from fedkeel.flower.server.requests import NewState
 from fedkeel.flower.server.traffic import TrafficRecord
 from fedkeel.flower.wire import (
@@ -78,10 +79,12 @@ class ReplyReader:
     Args:
         prepared: the run.
         specs: shapes and types of what is sent.
+        devices: takes what nodes say of how they train.
     """
 
     prepared: Prepared
     specs: MessageSpecs
+    devices: NodeDevices = field(default_factory=NodeDevices)
 
     def header(self, content: RecordDict, request: Request) -> TrainingReply:
         """Return the header of a reply.
@@ -98,6 +101,7 @@ class ReplyReader:
             raise WireError("A reply belongs to another round or run.", got=f"round {reply.round}")
         if [item.client for item in reply.clients] != request.client_ids:
             raise WireError("A reply is for other clients than were asked.")
+        self.devices.note(request.client_ids, reply.training)
         return reply
 
     def state(self, content: RecordDict, client: int) -> State:

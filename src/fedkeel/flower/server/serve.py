@@ -142,16 +142,19 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     membership.require(data, Agreement.of(prepared))
     quorum = smallest_count(settings.quorum, prepared.population.clients)
     membership.wait_for_clients(lambda count: count >= quorum, f"at least {quorum} clients")
-    choice = EngineChoice(
-        kind="flower",
-        workers=len(set(membership.node_by_client().values())),
-        dtype=experiment.engine.dtype,
-        asked="flower",
-    )
     display = LinesWithFaults(Console())
     with display, interrupts(display.stopping):
         sums = KeptSums(options.out, options.resume)
         engine = NodeClients(prepared, connection, membership, descriptions, sums)
+        for line in engine.warnings:
+            print(line, flush=True)
+        choice = EngineChoice(
+            kind="flower",
+            workers=len(set(membership.node_by_client().values())),
+            devices=engine.devices.names,
+            dtype=experiment.engine.dtype,
+            asked="flower",
+        )
         return start(
             prepared,
             options.out,
