@@ -13,6 +13,7 @@ Wall time: nothing else may work on the machine.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -296,7 +297,7 @@ def times(file: Path, rounds: int, federation: FlowerProcesses) -> list[float]:
             if not federation.is_alive("superlink") or len(federation.ended_nodes()) > 0:
                 raise SystemExit(f"a process has ended: {federation.tail('superlink')}")
         time.sleep(0.01)
-    return [after - before for before, after in zip(seen, seen[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(seen)]
 
 
 def make_data(file: Path, examples: int) -> None:

@@ -24,7 +24,7 @@ from fedkeel.features.budget.accountant import Release, composed_epsilon
 from fedkeel.features.budget.feature import account_of
 from fedkeel.features.budget.ledger import Ledger
 from fedkeel.features.budget.policy import Policy, PolicyError
-from fedkeel.flower.node import node as node_module
+from fedkeel.flower.node import training
 from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.protocol import DESCRIBE, ClientRequest, Request
 from fedkeel.flower.server import requests
@@ -303,7 +303,7 @@ def test_a_node_that_is_killed_before_it_replies_has_counted(
     made = run(NOISY, privacy=EXAMPLE, rounds=1)
     answers = Answers(made, tmp_path, Policy(epsilon=90.0, delta=0.01))
     assert charged(tmp_path)[0][2] == 2
-    monkeypatch.setattr(node_module, "train_client", lambda *_: os.kill(os.getpid(), 9))
+    monkeypatch.setattr(training, "train_client", lambda *_: os.kill(os.getpid(), 9))
     child = os.fork()
     if child == 0:
         answers.update()

@@ -139,5 +139,5 @@ def test_what_is_refused(
 def test_other_words_are_refused() -> None:
     with pytest.raises(ConfigError, match="A node has no such engine"):
         Hardware.read({"engine": "ray"})
-    with pytest.raises(ValueError, match="'devices' has 'gpu'"):
+    with pytest.raises(ConfigError, match="'devices' has 'gpu'"):
         Policy(devices=("gpu",))

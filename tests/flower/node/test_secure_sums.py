@@ -32,7 +32,7 @@ from fedkeel.flower.apps import read_experiment
 from fedkeel.flower.export import export
 from fedkeel.flower.local import watcher
 from fedkeel.flower.local.keys import make as make_keys
-from fedkeel.flower.node import node as node_module
+from fedkeel.flower.node import training
 from fedkeel.flower.node.answer import answer
 from fedkeel.flower.node.answered_sums import AnsweredSums
 from fedkeel.flower.node.node import Node
@@ -213,7 +213,7 @@ def test_a_second_request_at_the_same_time_finds_no_secrets(
     """It asks for other weights, so two vectors with the same masks would have told the update."""
     made, found = run(), list[str]()
     grid, requests = grid_of(made, tmp_path), list[tuple[Node, RecordDict]]()
-    train = node_module.train_client
+    train = training.train_client
 
     def keep(number: int, kind: str, content: RecordDict) -> RecordDict:
         if kind == "train.masked":
@@ -229,7 +229,7 @@ def test_a_second_request_at_the_same_time_finds_no_secrets(
         return train(*values)  # type: ignore[arg-type]
 
     grid.ask = keep
-    monkeypatch.setattr(node_module, "train_client", slow)
+    monkeypatch.setattr(training, "train_client", slow)
     assert run_on_nodes(made, grid).rows[1].clients == [0, 1, 2, 3]
     assert found == ["The node has no part in this secure sum, or has left it."] * CLIENTS
 

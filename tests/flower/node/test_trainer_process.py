@@ -126,6 +126,7 @@ def node(file: Path, tmp_path: Path) -> Callable[..., AppNode]:
     return make
 
 
+@pytest.mark.processes
 def test_one_process_answers_all_messages_of_a_node(
     file: Path, node: Callable[..., AppNode], tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_node_on_the_processor_has_no_such_process(node: Callable[..., AppNode
     assert not device_process.FOLDER.exists()
 
 
+@pytest.mark.processes
 def test_other_settings_policy_or_data_take_its_place(
     node: Callable[..., AppNode], tmp_path: Path
 ) -> None:
@@ -160,9 +162,9 @@ def test_other_settings_policy_or_data_take_its_place(
     (before,) = processes()
     assert not one.ask(DESCRIBE).has_error()
     assert processes() == [before]
-    policy.write_text('devices = ["cpu"]\nmethods = ["scaffold"]\n')
+    policy.write_text('devices = ["cpu"]\nsecure_sums = true\n')
     refused = one.ask(DESCRIBE)
-    assert "The policy of this site does not allow" in refused.error.reason
+    assert "The policy of this site asks for secure sums" in refused.error.reason
     (after,) = processes()
     assert after != before
     assert not alive(before)
@@ -182,6 +184,7 @@ def test_one_that_is_killed_is_told_and_replaced(
     assert not one.ask(DESCRIBE).has_error()
 
 
+@pytest.mark.processes
 def test_one_that_hangs_ends_before_the_message_expires(
     node: Callable[..., AppNode], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from fedkeel.errors import RunError, TrainingError
 from fedkeel.features.secure.fixed_point import LARGEST, decoded, encoded
 from fedkeel.features.secure.legality import refusal
 from fedkeel.features.secure.primitives import SecureSumError
-from fedkeel.flower.node import node as node_module
+from fedkeel.flower.node import training
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.flower.secure_protocol import VECTOR, SumRequest, VectorLayout
@@ -212,7 +212,7 @@ def test_the_noise_of_a_budget_is_in_the_sum_before_the_server_sees_it(
         assert len(moved) > 3000
         assert measured == pytest.approx(expected, rel=0.05)
         assert result.rows[1].epsilon == pytest.approx(8.0, rel=0.05)
-    monkeypatch.setattr(node_module, "train_client", fails)
+    monkeypatch.setattr(training, "train_client", fails)
     result = run_on_nodes(made, grid_of(make_nodes(made, tmp_path / "two", nodes=2)))
     assert result.rows[1].clients == [0, 2, 3, 4]
     moved = torch.cat([(v - made.server.params[k]).flatten() for k, v in result.params.items()])

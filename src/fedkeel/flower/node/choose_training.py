@@ -58,7 +58,7 @@ def make_training(prepared: Prepared, place: Place, clients: int) -> Training:
 
 def _training(prepared: Prepared, place: Place, parallel_clients: int) -> Training:
     devices = SeveralDevices if len(place.devices) > 1 else DeviceTraining
-    return devices(prepared.spec, place, parallel_clients)
+    return devices(prepared.spec, place, parallel_clients, prepared.setup.precision)
 
 
 def _is_short(prepared: Prepared) -> bool:

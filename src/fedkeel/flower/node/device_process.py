@@ -63,7 +63,7 @@ class Order:
     file: Path
     message: Message
     context: Context
-    identity: tuple[int | None, int | None, int | None]
+    identity: tuple[int, int, int]
 
 
 def is_supported() -> bool:
@@ -86,7 +86,7 @@ def ask(file: Path, experiment: Experiment, message: Message, context: Context) 
     with disk_errors(f"{FOLDER.name} in the node's folder of fedkeel cannot be used"):
         FOLDER.mkdir(parents=True, exist_ok=True)
         FOLDER.chmod(stat.S_IRWXU)
-    identity = TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id
+    identity = TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id
     key = order_key(file, experiment, context)
     order = pickle.dumps(Order(key, file, message, context, identity))
     name, parent = node_name(context), owner()

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 from torch import Tensor
 
+from fedkeel import config
 from fedkeel.data import batches
 from fedkeel.engine.base import ServerModel, TrainingSetup
 from fedkeel.engine.process.forking import ChildProcess, exit_reason, portable_error, start_child
@@ -38,14 +39,21 @@ class SeveralDevices:
         spec: shape and type of each tensor of a reply, by path, from `rehearse`.
         place: the devices, and the engine.
         parallel_clients: clients that a device trains side by side, at most.
+        precision: of the factors of products.
     """
 
     is_joint = True
 
-    def __init__(self, spec: Mapping[str, TensorSpec], place: Place, parallel_clients: int) -> None:
+    def __init__(
+        self,
+        spec: Mapping[str, TensorSpec],
+        place: Place,
+        parallel_clients: int,
+        precision: config.Precision = "float32",
+    ) -> None:
         places = [replace(place, devices=(name,)) for name in place.devices]
-        self._first = DeviceTraining(spec, places[0], parallel_clients)
-        self._arguments = [(spec, other, parallel_clients) for other in places[1:]]
+        self._arguments = [(spec, each, parallel_clients, precision) for each in places]
+        self._first = DeviceTraining(*self._arguments.pop(0))
         self._children: list[ChildProcess] = []
         self._federation: object = None  # whose data the processes have
         self._reports: dict[int, NodeTraining] = {}
@@ -62,7 +70,7 @@ class SeveralDevices:
         reports = [self._first.report, *self._reports.values()]
         reasons = tuple(dict.fromkeys(text for report in reports for text in report.reasons))
         devices = [report.device for report in reports]
-        devices += [place.devices[0] for _, place, _ in self._arguments[len(self._reports) :]]
+        devices += [place.devices[0] for _, place, *_ in self._arguments[len(self._reports) :]]
         return reports[0].model_copy(
             update={
                 "device": ", ".join(devices)[:200],
@@ -184,11 +192,12 @@ def _serve(
     spec: Mapping[str, TensorSpec],
     place: Place,
     parallel_clients: int,
+    precision: config.Precision,
     pipe: Connection,
 ) -> None:
     """Train what comes through the pipe, until it is closed."""
     ignore_ctrl_c()
-    training = DeviceTraining(spec, place, parallel_clients)
+    training = DeviceTraining(spec, place, parallel_clients, precision)
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             message, clients, seed = pickle.loads(pipe.recv_bytes())

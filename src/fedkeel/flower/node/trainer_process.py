@@ -62,7 +62,7 @@ class Trainer:
 
     def answer(self, order: Order) -> bytes:
         """Return the reply to a message, and the state of its context, as bytes."""
-        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = order.identity
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = order.identity
         for folder in list(order.file.absolute().parents)[:2]:  # as Flower does with an app
             if str(folder) not in sys.path:
                 sys.path.insert(0, str(folder))

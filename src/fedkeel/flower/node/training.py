@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from fedkeel import config
 from fedkeel.engine.base import ClientJob, ServerModel, TrainingSetup
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.local import LocalResult, train_client
@@ -138,13 +139,20 @@ class DeviceTraining:
         spec: shape and type of each tensor of a reply, by path, from `rehearse`.
         place: the device, and the engine.
         parallel_clients: clients that are trained side by side, at most.
+        precision: of the factors of products.
     """
 
     is_joint = True
 
-    def __init__(self, spec: Mapping[str, TensorSpec], place: Place, parallel_clients: int) -> None:
+    def __init__(
+        self,
+        spec: Mapping[str, TensorSpec],
+        place: Place,
+        parallel_clients: int,
+        precision: config.Precision = "float32",
+    ) -> None:
         self._spec, self._place, self._parallel = spec, place, parallel_clients
-        self._precision = ""
+        self._precision = precision
         self._device = torch.device(place.devices[0])
         self._plain = PlainTraining()
         self._trainer: VectorizedTrainer | None = None
@@ -207,9 +215,10 @@ class DeviceTraining:
 
         def there() -> Measured:
             placed, device = self._placed(setup), self._device
-            moved = [{k: t.to(device) for k, t in state.items()} for state in (params, buffers)]
+            own = {k: t.to(device) for k, t in params.items()}
+            averaged = {k: t.to(device) for k, t in buffers.items()}
             with use_numerics(setup.precision):
-                measured = evaluate(placed, *moved, "clients", setup.shard)
+                measured = evaluate(placed, own, averaged, "clients", setup.shard)
             return Measured(measured.states.cpu(), measured.kept.cpu())
 
         return self._there_or_here(there, lambda: self._plain.evaluate(setup, params, buffers))
@@ -297,7 +306,7 @@ class DeviceTraining:
                 self._trainer = one_by_one(setup, str(self._device))
             else:
                 self._trainer = VectorizedTrainer(setup, self._parallel, str(self._device))
-            self._federation, self._precision = setup.federation, setup.precision
+            self._federation = setup.federation
         return self._trainer
 
     def _placed(self, setup: TrainingSetup) -> TrainingSetup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -112,6 +112,7 @@ class NodeClients(KeepsClientStates):
         self.devices = NodeDevices()
         for client, node in membership.descriptions().items():
             self.devices.note([client], node.training)
+        self.reasons, self.warnings = self.devices.reasons, self.devices.warnings
         self._reader = ReplyReader(prepared, self._specs, self.devices)
         self._buffers = RoundBuffers(setup, prepared.spec, capacity, private_memory, on_nodes=True)
         self.clients = self._buffers.clients
@@ -139,16 +140,6 @@ class NodeClients(KeepsClientStates):
                 self.clients.jobs,
                 partial(outlying_reply, self._outliers, setup),
             )
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why nodes train clients in a plainer way than they could."""
-        return self.devices.reasons
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Where nodes train, where that has not the bits of a simulation."""
-        return self.devices.warnings
 
     # --- training --------------------------------------------------------------------------------
 

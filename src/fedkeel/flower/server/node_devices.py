@@ -2,49 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from fedkeel.errors import printable
 from fedkeel.flower.protocol import NodeTraining
 
+MOST = 20
+"""Different reasons, and different ways to train, that are named, at most: nodes send the texts."""
+
 
 class NodeDevices:
-    """How the clients of a run are trained, by what their nodes say."""
+    """How the clients of a run are trained, by what their nodes say.
+
+    Attributes:
+        reasons: why clients are trained in a plainer way than they could.
+        warnings: a sentence that says how, where one has not the bits of a simulation.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, NodeTraining] = {}
-        self.reasons: list[str] = []
+        self._clients_by_reason: dict[str, set[int]] = {}
         self._have_differed = False
+        self.reasons: list[str] = []
+        self.warnings: list[str] = []
 
-    def note(self, clients: Iterable[int], training: NodeTraining) -> None:
+    def note(self, clients: Sequence[int], training: NodeTraining) -> None:
         """Take what a node says of some clients; the last word counts."""
-        for client in clients:
-            self._last[client] = training
-            for text in training.reasons:
-                reason = printable(f"client {client}: {text}")
-                if reason not in self.reasons:
-                    self.reasons.append(reason)
+        self._last |= dict.fromkeys(clients, training)
+        for text in training.reasons:
+            if text in self._clients_by_reason or len(self._clients_by_reason) < MOST:
+                self._clients_by_reason.setdefault(text, set()).update(clients)
+        self.reasons[:] = [
+            printable(f"clients {_listed(sorted(who))}: {text}")
+            for text, who in self._clients_by_reason.items()
+        ]
         self._have_differed |= not training.is_plain
+        if self._have_differed:
+            self.warnings[:] = [self._sentence()]
 
     @property
     def names(self) -> list[str]:
         """What trains, each name once; empty where all have the bits of a simulation."""
         names = sorted({printable(_device(training)) for training in self._last.values()})
-        return names if self._have_differed else []
+        return names[:MOST] if self._have_differed else []
 
-    @property
-    def warnings(self) -> list[str]:
-        """A sentence that says where clients train, where that is not as in a simulation."""
-        if not self._have_differed:
-            return []
+    def _sentence(self) -> str:
         groups: dict[str, list[int]] = {}
         for client, training in sorted(self._last.items()):
             groups.setdefault(_description(training), []).append(client)
         parts = [f"clients {_listed(clients)}: {text}" for text, clients in groups.items()]
-        return [
-            f"the nodes train by {'; '.join(parts)}. So the result has not the bits of a "
-            "simulation; it is the same up to rounding"
-        ]
+        parts[MOST:] = [f"{len(parts) - MOST} other ways"] * (len(parts) > MOST)
+        return (
+            f"how nodes train: {'; '.join(parts)}. So the result is that of a simulation up to "
+            "rounding, and has not the bits of a simulation"
+        )
 
 
 def _device(training: NodeTraining) -> str:
