@@ -123,24 +123,42 @@ def up(
 @app.command(cls=Command)
 @takes_experiment
 def export(
-    source: ExperimentSource, out: Path = typer.Option(..., "--out", help="Folder of the app.")
+    source: ExperimentSource,
+    out: Path = typer.Option(..., "--out", help="Folder of the app."),
+    superlink: str = typer.Option(
+        "superlink.example.org:8000", "--superlink", help="Host and port that nodes connect to."
+    ),
+    contact: str = typer.Option("", "--contact", help="Whom administrators of sites may call."),
+    data: str = typer.Option(
+        None, "--data", help="Where nodes have their own data: some of that form, to count bytes."
+    ),
 ) -> None:
-    """Write a complete Flower app: the experiment, both ends, and a README with every command."""
+    """Write a complete Flower app, a README with every command, and pages for administrators."""
     _check_installed()
     from fedkeel.cli.experiment import check_methods, read_experiment
 
     experiment = read_experiment(source)
     check_methods([experiment.method], experiment.weights)
 
-    from fedkeel.flower.export import export as write
+    with many_imports():
+        from fedkeel.flower.export import export as write
+        from fedkeel.flower.export import node_count
+        from fedkeel.flower.handout.example_node import example_node
+        from fedkeel.flower.handout.files import write_handout
+        from fedkeel.flower.handout.places import Places
 
-    console = stderr()
-    for module in write(experiment, out):
+    console, places, nodes = stderr(), Places(superlink, contact), node_count(experiment)
+    node, why_unknown = example_node(experiment, data, nodes)
+    modules = write(experiment, out, places)
+    pages = write_handout(experiment, out, places, nodes, node, why_unknown)
+    for module in modules:
         say(console, f"the module {module!r} is not in the app: install it everywhere")
     if experiment.engine.devices:
         say(console, "engine.devices is ignored: the operator of a node names its devices")
     say(console, f"app     {out}")
     say(console, f"next    {out / 'README.md'}")
+    for page in pages:
+        say(console, f"print   {page}")
 
 
 @app.command(cls=Command)

@@ -17,6 +17,7 @@ from fedkeel.config import Compare, Experiment, Space, to_toml
 from fedkeel.config.code_names import code_names
 from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.handout.places import Places
 from fedkeel.method.grammar import parse
 from fedkeel.runner.features import check_nodes
 from fedkeel.task.models import builder
@@ -47,12 +48,13 @@ for ever. The nodes share the clients of the experiment: node i of n, `num-parti
 clients i, i + n, i + 2 n, ... . With another number of nodes, give all of them that number."""
 
 
-def export(experiment: Experiment, out: Path) -> list[str]:
+def export(experiment: Experiment, out: Path, places: Places | None = None) -> list[str]:
     """Write the app of an experiment.
 
     Args:
         experiment: what the federation runs.
         out: the folder, which must be empty or not exist.
+        places: addresses for the README, None for examples.
 
     Returns:
         The user's modules that the app does not hold and that have to be installed everywhere.
@@ -91,7 +93,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
         not_copied = [module for module, files in modules.items() if not files]
-        values = _template_values(experiment, not_copied)
+        values = _template_values(experiment, not_copied, places or Places())
         for name in ("pyproject.toml", "README.md"):
             (out / name).write_text(_template(name).substitute(values), encoding="utf-8")
     return not_copied
@@ -140,15 +142,21 @@ def _template(name: str) -> Template:
     return Template(file.read_text(encoding="utf-8"))
 
 
-def _template_values(experiment: Experiment, not_copied: list[str]) -> dict[str, str]:
+def node_count(experiment: Experiment) -> int:
+    """Return the number of nodes of a federation, an example where any number can share clients."""
+    clients = experiment.partition.clients or DEFAULT_NODES
+    return clients if is_on_nodes(experiment) else min(clients, DEFAULT_NODES)
+
+
+def _template_values(
+    experiment: Experiment, not_copied: list[str], places: Places
+) -> dict[str, str]:
     install = "".join(
         f"\nThe module `{m}` has to be installed there too. Where it is not in editable form, name "
         f"it there:\n\n    export {VARIABLE}={m}\n"
         for m in not_copied
     )
-    has_own_data = is_on_nodes(experiment)
-    clients = experiment.partition.clients or DEFAULT_NODES
-    nodes = clients if has_own_data else min(clients, DEFAULT_NODES)
+    has_own_data, nodes = is_on_nodes(experiment), node_count(experiment)
     config = f'partition-id=0 num-partitions={nodes} state="~/.fedkeel/state"'
     note = NOTE_SHARED_CLIENTS
     if has_own_data:
@@ -162,6 +170,10 @@ def _template_values(experiment: Experiment, not_copied: list[str]) -> dict[str,
         "version": __version__,
         "flwr": ".".join(version("flwr").split(".")[:2]),
         "modules": install,
+        "superlink": places.superlink,
+        "host": places.host,
+        "port": str(places.port),
+        "loopback_port": str(places.loopback_port),
         "nodes": str(nodes),
         "register": _register_commands(nodes),
         "config": config,

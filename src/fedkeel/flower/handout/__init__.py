@@ -1,0 +1,1 @@
+"""What the administrators of a federation get: pages to print, units, a container file."""
