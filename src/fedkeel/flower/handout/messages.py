@@ -88,7 +88,7 @@ def answers(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent]
 def requests(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent]:
     """Return what a node receives; the arguments are those of `answers`."""
     plan = _plan(experiment, node)
-    found = []
+    found: list[Sent] = []
     if plan.surveys:
         spec = None if node is None else node.specs.survey
         found += _model(plan, spec, "The model, for what is asked before training")
@@ -144,7 +144,7 @@ def _description(experiment: Experiment, node: Node | None) -> Sent:
         what += "; the names of the classes and of a table's columns, the name of the node"
     if has_own_data and experiment.data.normalize == "standardize":
         what += "; of each column the mean and the sum of squared deviations"
-    size = None if node is None else len(str(node.describe()[HEADER]["values"]))  # type: ignore[index]
+    size = None if node is None else len(str(node.describe()[HEADER]["values"]))
     return Sent(what, "when a run begins, and when the node comes back", size)
 
 
@@ -191,11 +191,14 @@ def _numbers(node: Node | None, when: str) -> Sent:
 
 def _secure_answers(plan: Plan, node: Node | None, nodes: int) -> Iterator[Sent]:
     steps = None if node is None else _Steps(node, nodes)
+    keys, shares, unmask = (
+        (None, None, None) if steps is None else (steps.keys, steps.shares, steps.unmask)
+    )
     layout = None if node is None else VectorLayout.of(node.prepared)
     what = "Two new public keys, with a signature where the site has one"
-    yield Sent(what, EACH_ROUND, steps and steps.keys, True)
+    yield Sent(what, EACH_ROUND, keys, True)
     what = "Parts of this node's secrets, each encrypted for one other node, and digests of them"
-    yield Sent(what, EACH_ROUND, steps and steps.shares, True)
+    yield Sent(what, EACH_ROUND, shares, True)
     parts = [part.name for part in plan.uploads]
     what = "The masked sum of the clients of this node: their update"
     what += "".join(f", the message of the method's part {name}" for name in parts)
@@ -204,7 +207,7 @@ def _secure_answers(plan: Plan, node: Node | None, nodes: int) -> Iterator[Sent]
     what = "Numbers beside it: of each client its steps and examples, and whether it has trained"
     yield Sent(what, EACH_ROUND, None if node is None else _length(_training_reply(node)), True)
     what = "What takes the masks off the sum of all nodes: parts of the secrets of the others"
-    yield Sent(what, EACH_ROUND, steps and steps.unmask, True)
+    yield Sent(what, EACH_ROUND, unmask, True)
 
 
 # --- evaluation -----------------------------------------------------------------------------------
@@ -248,18 +251,22 @@ class _Steps:
         knows, sealed, bound = people[numbers[0]].share(peers, min(minimum, count))
         clients = max(1, len(node.clients))
         shown = [NodeKeys.of(number, keys, clients) for number, keys in peers.items()]
-        facts = {"run": header.run, "round": header.round}
+        run, round = header.run, header.round
         one_share = knows.seed_shares[numbers[0]]
         revealed = Revealed(dict.fromkeys(numbers, one_share), {})
-        self.keys = _length(KeysReply(**facts, keys=shown[0]))
+        self.keys = _length(KeysReply(run=run, round=round, keys=shown[0]))
         self.shares = _length(
             SharesReply(
-                **facts, shares=texts(sealed), seed=bound.seed.hex(), bound=texts(bound.shares)
+                run=run,
+                round=round,
+                shares=texts(sealed),
+                seed=bound.seed.hex(),
+                bound=texts(bound.shares),
             )
         )
         self.unmask = _length(UnmaskReply.of(header, revealed))
         others = {n: bytes(len(text)) for n, text in zip(numbers[1:], sealed.values(), strict=True)}
-        request = SharesRequest(**facts, node=str(numbers[0]), keys=tuple(shown))
+        request = SharesRequest(run=run, round=round, node=str(numbers[0]), keys=tuple(shown))
         self.received = _length(request) + len(str(texts(others)))
 
 
