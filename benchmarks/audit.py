@@ -51,7 +51,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "round": 9,
         "classes": True,
     },
-    "fedreg with MG, one client": {"method": "fedsgd+fedreg(gamma=0.4, eta_s=0.03, mg=True)"},
+    "fedreg with MG, one client, attacker of the plain gradient": {
+        "method": "fedsgd+fedreg(gamma=0.4, eta_s=0.03, mg=True)",
+        "adaptive": False,
+    },
+    "fedreg with MG, one client, attacker who knows MG": {
+        "method": "fedsgd+fedreg(gamma=0.4, eta_s=0.03, mg=True)",
+        "attacks": "dlg,cosine",
+    },
     "dpsgd, sigma 0.01": {"method": "fedsgd+dpsgd(sigma=0.01)"},
     "dpsgd, sigma 0.05": {"method": "fedsgd+dpsgd(sigma=0.05)"},
     "epsilon 8 for each example": {"epsilon": 8.0, "unit": "example"},
@@ -100,7 +107,7 @@ def inversion(name: str, seed: int) -> dict[str, Any]:
         places = [np.flatnonzero(y == k)[:1] for k in range(10)]
     clients = [(x[rows], y[rows]) for rows in places]
     attack = {
-        "attacks": "dlg,labels,updates",
+        "attacks": setting.get("attacks", "dlg,labels,updates"),
         "view": setting.get("view", "client"),
         "round": setting.get("round", 1),
         "adaptive": setting.get("adaptive", True),

@@ -74,7 +74,7 @@ NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
 TABLES = (
     *("data", "data.text", "partition", "model", "model.lora", "task", "local"),
     *("local.schedule", "cohort", "evaluation", "stop", "system", "diagnose", "track"),
-    *("adversary", "privacy", "engine", "compare", "tune", "flower"),
+    *("adversary", "root", "privacy", "engine", "compare", "tune", "flower"),
 )
 """Tables of an experiment file, in the order of the page."""
 

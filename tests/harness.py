@@ -7,7 +7,7 @@ holds for them. The engines are compared with each other in tests/engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -104,6 +104,7 @@ class Federation:
         autograd: str = "eager",
         buffers: str = "refuse",
         per_round: int | None = None,
+        root: int = 0,
     ) -> None:
         self.plan = parse(expression, EVERYTHING, weights)
         self.training = ClientTraining(
@@ -115,6 +116,7 @@ class Federation:
             personal=self.plan.personal_names(network.layout),
         )
         self.network, self.batches, self.seed = network, batches, seed
+        self.root = root  # the client whose examples are also at the server
         self.data = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
         self.population = Population.of(network, len(clients), per_round or len(clients))
         server = server_start(self.training, self.population)
@@ -196,6 +198,13 @@ class Federation:
             steps = len(positions)
             return client_finish(client, progress, steps), steps, sum(map(len, positions))
 
+    def with_root(self, replies: Replies, found: dict[int, tuple[Reply, int, int]]) -> Replies:
+        """The replies with the update of the client whose examples are also at the server."""
+        if Capability.ROOT_EXAMPLES not in self.plan.needs:
+            return replies
+        own = found.get(self.root) or self.reply(self.root)
+        return replace(replies, root=own[0].update)
+
     def round(self, selected: Sequence[int] | None = None, padded: int = 0) -> Played:
         """One round of the selected clients, all of them where it is None, nobody where empty."""
         clients = list(range(len(self.data)) if selected is None else selected)
@@ -203,6 +212,7 @@ class Federation:
         answered = (self.message(asked),) if self.plan.surveys else ()
         found = {k: self.reply(k, padded, *answered) for k in asked}
         replies = stack(clients, found, [len(self.data[k][1]) for k in clients])
+        replies = self.with_root(replies, found)
         server = self.played.server
         done = server_round(
             self.plan,

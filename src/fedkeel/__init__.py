@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedkeel.features.budget.settings import Privacy as Privacy
     from fedkeel.features.diagnose.settings import Diagnose as Diagnose
     from fedkeel.features.own_training.training import LocalTraining as LocalTraining
+    from fedkeel.features.root.settings import Root as Root
     from fedkeel.features.stop.settings import Stop as Stop
     from fedkeel.features.time.settings import System as System
     from fedkeel.features.track.settings import Track as Track
@@ -86,6 +87,7 @@ _HOMES = {
     "fedkeel.features.budget.settings": ("Privacy",),
     "fedkeel.features.diagnose.settings": ("Diagnose",),
     "fedkeel.features.own_training.training": ("LocalTraining",),
+    "fedkeel.features.root.settings": ("Root",),
     "fedkeel.features.stop.settings": ("Stop",),
     "fedkeel.features.time.settings": ("System",),
     "fedkeel.features.track.settings": ("Track",),

@@ -163,6 +163,7 @@ FULL = values(
     evaluation__clients_every=2,
     task__metrics=["accuracy", "macro_f1"],
     stop__patience=20,
+    root={"file": "root.npz"},
     privacy={"epsilon": 8.0, "delta": 1e-5, "quantile": 0.5},
     stop__min_delta=0.01,
     stop__hours=1e-3,

@@ -44,8 +44,8 @@ SERVER = (
     *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam", "flora", "fedasync"),
 )
 REDUCE = (
-    *("median", "trimmed_mean", "krum", "multikrum", "bulyan", "geomedian", "cclip"),
-    *("fedvarp", "mifa", "dpclient", "dpquantile", "feddisco"),
+    *("median", "trimmed_mean", "krum", "multikrum", "bulyan", "geomedian", "cclip", "fltrust"),
+    *("fedvarp", "mifa", "dpclient", "dpquantile", "dpftrl", "feddisco"),
     *("fedau", "fedawa", "qfedavg", "term", "afl", "flora", "fedbuff"),
 )
 CODEC = ("topk", "quantise", "ffalora", "flora")
@@ -69,7 +69,8 @@ BESIDE_FEDPROTO = (
 )
 SINGLE = ("fedgc", "gradma", "fedgh", "normbound", "nnm", "bucketing")
 NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
-ROBUST = ("krum", "multikrum", "bulyan", "cclip", "nnm", "bucketing")
+ROBUST = ("krum", "multikrum", "bulyan", "cclip", "fltrust", "nnm", "bucketing")
+NOISY = ("dpclient", "dpquantile", "dpftrl")
 FRESH = (
     *("fedgc", "fedgh", "gradma", "feddyn", "fedcm", "normbound", "nnm", "bucketing", "fedacg"),
     *("domo", "mime", "mimelite", "fedcurv", "fedexp", "fedspeed", "fedsmoo", "fedtrip"),
@@ -134,7 +135,7 @@ ILLEGAL = {
     ("fedrcl", "perfedavg"): BROKEN,
     ("feduv", "perfedavg"): BROKEN,
     # one needs single updates, of which the other keeps no more than a noisy sum
-    **{(other, noisy): BROKEN for other in SINGLE for noisy in ("dpclient", "dpquantile")},
+    **{(other, noisy): BROKEN for other in SINGLE for noisy in NOISY},
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,

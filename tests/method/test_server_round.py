@@ -51,7 +51,8 @@ def begun(entry: str, **options: object) -> Federation:
 
 def answers(played: Federation, clients: list[int]) -> Replies:
     found = {k: played.reply(k) for k in clients}
-    return stack(clients, found, [len(played.data[k][1]) for k in clients])
+    replies = stack(clients, found, [len(played.data[k][1]) for k in clients])
+    return played.with_root(replies, found)
 
 
 @cache
@@ -96,6 +97,7 @@ def picked(replies: Replies, rows: list[int]) -> Replies:
         update=take(replies.update),
         buffers=take(replies.buffers),
         uploads=take(replies.uploads),
+        root=replies.root,
     )
 
 

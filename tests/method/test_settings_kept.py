@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.errors import CompositionError
+from fedkeel.features.root.feature import root_for
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import Reduction
@@ -43,6 +44,7 @@ def run(method: str, loss: Any = "cross_entropy", y: Any = Y, **more: Any) -> fk
         "local": fk.Local(lr=0.1, steps=3, batch_size=10),
         "engine": fk.Engine(kind="sequential"),
         "progress": False,
+        "root": root_for(method, 4),
     }
     return fk.run(
         method,

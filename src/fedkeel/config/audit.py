@@ -49,7 +49,8 @@ class Audit(Settings):
         examples: the most examples of each kind, members and others, that membership is told of.
         shadows: runs of the attacker's own for ``lira``, an even number.
         adaptive: whether the attacker makes use of the method: what FedGC's projection hides is
-            looked for with the inputs.
+            looked for with the inputs; FedReg's step is made on them, where a client
+            makes one.
         seed: seed of the attacker's random numbers.
     """
 

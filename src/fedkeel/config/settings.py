@@ -110,7 +110,7 @@ class Model(Settings):
         return args
 
 
-Sampling = Literal["uniform", "examples", "fixed", "poisson", "power_of_choice", "oort"]
+Sampling = Literal["uniform", "examples", "fixed", "poisson", "in_turn", "power_of_choice", "oort"]
 """How the clients of a round are chosen."""
 
 _ONLY_FOR: Mapping[str, Sampling] = {
@@ -131,8 +131,10 @@ class Cohort(Settings):
         sampling: ``uniform`` without replacement; ``examples``: without replacement, with
             probability in proportion to the number of examples; ``fixed``: drawn uniformly once,
             the same clients in every round; ``poisson``: each client by itself with probability
-            K / C, so that K is the expected number and a round may have none; or by what is known
-            of the clients' losses, see the guide on real time: ``power_of_choice`` or ``oort``.
+            K / C, so that K is the expected number and a round may have none; ``in_turn``:
+            every client once before anyone comes again, in an order that is drawn anew for each
+            such pass, whose last round has those that are left; or by what is known of the clients'
+            losses, see the guide on real time: ``power_of_choice`` or ``oort``.
         dropout: probability that a selected client does not report, in [0, 1).
         new_clients: number of clients that no round selects, drawn once; or their names (of clients
             without names their numbers), such as ``["north"]``: their scores show what a

@@ -79,6 +79,10 @@ def select(
     count = settings.size(len(sizes)) if count is None else count
     present = np.delete(np.arange(len(sizes)), new_clients(settings, len(sizes), seed))
     chance = count / len(present)
+    if settings.sampling == "in_turn":
+        chosen = _in_turn(present, settings.size(len(sizes)), seed, round)
+        chosen = chosen if among is None else np.intersect1d(chosen, among)
+        return with_dropouts(settings, chosen, seed, round, draw)
     if among is not None:
         present, count = among, min(count, len(among))
     sizes, population = sizes[present], len(present)
@@ -189,6 +193,13 @@ def largest_cohort(settings: Cohort, sizes: Ints, seed: int, rounds: int) -> int
     if settings.sampling != "poisson":
         return settings.size(len(sizes))
     return max(len(select(settings, sizes, seed, round).clients) for round in range(rounds))
+
+
+def _in_turn(present: Ints, count: int, seed: int, round: int) -> Ints:
+    """Return a round's piece, ascending, of the order in which all clients of a pass come."""
+    number, place = divmod(round, -(-len(present) // count))
+    order = generator(seed, "cohort", number).permutation(present)
+    return np.sort(order[place * count : (place + 1) * count]).astype(np.int64, copy=False)
 
 
 def _shares(sizes: Ints, count: int) -> Floats:

@@ -8,6 +8,7 @@ FEATURES = (
     "fedkeel.features.baselines.declaration:BaselinesDeclaration",
     "fedkeel.features.selection.declaration:SelectionDeclaration",
     "fedkeel.features.time.declaration:SystemDeclaration",
+    "fedkeel.features.root.declaration:RootDeclaration",
     "fedkeel.features.attackers.declaration:AttackersDeclaration",
     "fedkeel.features.budget.declaration:PrivacyDeclaration",
     "fedkeel.features.secure.declaration:SecureSumsDeclaration",

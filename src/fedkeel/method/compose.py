@@ -75,6 +75,7 @@ SIMULATION = frozenset(
         Capability.SURVEYS,
         Capability.SHARED_PARAMETERS,
         Capability.LOCAL_STEPS,
+        Capability.ROOT_EXAMPLES,
     }
 )
 """What an engine on one machine provides, where local training is not the user's own."""

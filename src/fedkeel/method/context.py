@@ -622,6 +622,7 @@ class RoundCohort:
         is_known: [K] whether it has remembered something of each before, a NumPy array.
         staleness: [K] steps that the server has made since each was sent the model, a NumPy array.
         answer: the mean answer to what this part asked before training.
+        root: the server's own update, of its own examples; for parts that need ROOT_EXAMPLES.
         diagnostics: diagnostics of all parts.
         part: name of the part.
     """
@@ -639,6 +640,7 @@ class RoundCohort:
     is_known: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     staleness: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     answer: State = field(default_factory=dict)
+    root: Tree = field(default_factory=dict)
     diagnostics: dict[str, float] = field(default_factory=dict)
     part: str = ""
 

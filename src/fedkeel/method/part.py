@@ -33,6 +33,7 @@ class Capability(Enum):
     SURVEYS = "an exchange of messages before local training"
     FRESH_UPDATES = "updates that all begin at the server's present model"
     LOCAL_STEPS = "local steps that fedkeel makes"
+    ROOT_EXAMPLES = "examples at the server, on which it trains as a client does"
 
 
 class Stage(IntEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -85,6 +85,7 @@ class Replies:
         summed: whether only sums of updates were kept, of the clients that are finite and count.
         staleness: [K] steps of the server since each was sent the model; None where there is none.
         noisy: whether clients have added the noise of the reduction to these sums.
+        root: the server's own update, of its own examples; for methods that need ROOT_EXAMPLES.
     """
 
     clients: Ints
@@ -97,6 +98,7 @@ class Replies:
     summed: bool = False
     staleness: Ints | None = None
     noisy: bool = False
+    root: Tree = field(default_factory=dict)
 
     def updates(self, weights: Floats) -> Span:
         """Return the updates of clients with weights [K], or the sums that were kept of them."""

@@ -123,6 +123,7 @@ def server_round(
         seed=seed,
         is_known=table_rows.is_known[order],
         staleness=np.zeros(len(order), np.int64) if staleness is None else staleness[order],
+        root=replies.root,
     )
     updates = replies.updates(weights)
     rows = _select_rows(table_rows.rows, order)

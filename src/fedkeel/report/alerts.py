@@ -23,7 +23,7 @@ from fedkeel.report.runs import MethodResults, RunResults, code_digest, distingu
 DIVERGED = 10.0
 """A run has diverged when its last loss is this many times that of the untrained model."""
 
-_NOISY = {"dpclient", "dpquantile", "dpsgd"}
+_NOISY = {"dpclient", "dpftrl", "dpquantile", "dpsgd"}
 """Parts that add noise."""
 
 MIN_ROUNDS, MIN_GAIN = 5, 0.02

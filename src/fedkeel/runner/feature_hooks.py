@@ -42,6 +42,9 @@ class Hooks(Callback):
     Every method does nothing until a subclass overrides it.
     """
 
+    def sent(self, message: Message) -> None:
+        """Look at what the clients of a round are sent, before they train."""
+
     def received(self, trained: TrainedCohort, round: int) -> TrainedCohort:
         """Return what clients have sent as the server receives it.
 

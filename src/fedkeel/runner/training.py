@@ -75,6 +75,8 @@ class Training:
             done += trained
             self._callbacks.on_clients_trained(done, count)
 
+        for each in self._hooks:
+            each.sent(message)
         trained = self.schedule.train(engine, server, message, cohort, tick)
         for each in self._hooks:
             trained = each.received(trained, message.round)

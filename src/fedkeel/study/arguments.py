@@ -25,6 +25,7 @@ from fedkeel.features.attackers.settings import Adversary
 from fedkeel.features.budget.settings import Privacy
 from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.features.own_training.training import LocalTraining
+from fedkeel.features.root.settings import Root
 from fedkeel.features.stop.settings import Stop
 from fedkeel.features.time.settings import System
 from fedkeel.features.track.settings import Track
@@ -64,6 +65,7 @@ class SharedArguments(_Required, total=False):
     evaluation: config.Evaluation | None
     stop: Stop | None
     adversary: Adversary | None
+    root: Root | None
     privacy: Privacy | None
     system: System | None
     engine: config.Engine | None

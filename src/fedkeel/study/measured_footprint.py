@@ -17,6 +17,7 @@ from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.rehearsal import with_empty_answers
 from fedkeel.engine.survey import survey_client
+from fedkeel.features.root.feature import root_for
 from fedkeel.method.server_round import server_message
 from fedkeel.runner.prepare import prepare
 from fedkeel.study.footprint import CLIENTS, MODEL, PER_ROUND, Footprint
@@ -35,7 +36,8 @@ def measure(method: str) -> Footprint:
     """
     settings, ingredients = _federation()
     with use_numerics("float32"):  # small tensors: more threads only wait for each other
-        prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
+        asked = {"method": method, "root": root_for(method, CLIENTS)}
+        prepared = prepare(settings.model_copy(update=asked), ingredients)
         gradients = _multiplications(prepared) / _multiplications_of_fedavg()
     params = prepared.setup.training.network.params
     return Footprint(estimate_run(prepared), gradients, numel(params), nbytes(dict(params)))

@@ -65,6 +65,7 @@ class Simulation:
         evaluation: when the model is evaluated.
         stop: when a run ends before its last round; None never.
         adversary: attackers among the clients; None for none.
+        root: examples of the server's own, for methods such as ``fltrust``; None for none.
         privacy: the budget of differential privacy, which noise is calibrated for. In a comparison
             with one of unit ``client``, all clients have equal weights.
         system: how long clients take, in virtual time; None counts no time.

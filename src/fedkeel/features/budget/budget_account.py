@@ -16,6 +16,7 @@ from fedkeel.errors import ConfigError, counted
 from fedkeel.features.budget.accountant import Account, Kind, Release
 from fedkeel.features.budget.kept_noise import kept_sigma
 from fedkeel.features.budget.settings import Privacy
+from fedkeel.method.parts.dpftrl import releases as tree_releases
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class ReleaseSchedule:
         seed: seed of the run.
         rounds: T.
         is_stateful: whether clients keep anything from round to round.
+        tree: rounds of a pass over the clients that share noise by a tree; 0 for noise of its own
+            in each round.
     """
 
     privacy: Privacy
@@ -39,6 +42,7 @@ class ReleaseSchedule:
     seed: int
     rounds: int
     is_stateful: bool
+    tree: int = 0
 
     def cohort_of(self, round: int) -> Ints:
         """Return the clients that are selected in a round, also those that drop out."""
@@ -71,6 +75,8 @@ class ReleaseSchedule:
         but the received model and its data: the account of such draws is not known to hold where it
         also depends on which rounds the client was in before.
         """
+        if self.tree:
+            return Release()  # a client is in the sums of some nodes, whoever else is
         population = len(self.sizes) - self.cohort.new_count
         size = self.cohort.size(len(self.sizes))
         sampling = self.cohort.sampling
@@ -85,6 +91,10 @@ class ReleaseSchedule:
         if sampling == "poisson":
             return Release("poisson", size, population)
         return Release() if self.is_stateful else Release("fixed_size", size, population)
+
+    def releases_of_clients(self, rounds: int) -> int:
+        """Return in how many releases of the first rounds a client may be."""
+        return tree_releases(rounds, self.tree) if self.tree else rounds
 
     def of_examples(self, n: int) -> Release:
         """Return what a counted release of a client of `n` examples is, see `releases`."""
@@ -221,7 +231,8 @@ class Budget:
             trained: [C] in how many of them each client was selected.
         """
         if self.privacy.unit == "client":
-            return self.account(self.schedule.of_clients).epsilon(rounds, self.privacy.delta)
+            count = self.schedule.releases_of_clients(rounds)
+            return self.account(self.schedule.of_clients).epsilon(count, self.privacy.delta)
         worst = worst_releases(self.schedule, trained)
         return max(
             (self.account(release).epsilon(n, self.privacy.delta) for release, n in worst),
@@ -233,7 +244,10 @@ class Budget:
         schedule = self.schedule
         if schedule.privacy.unit == "client":
             account = self.account(schedule.of_clients)
-            return account.largest_count(self.epsilon, self.privacy.delta, schedule.rounds)
+            planned = schedule.releases_of_clients(schedule.rounds)
+            most = account.largest_count(self.epsilon, self.privacy.delta, planned)
+            allowed = (n for n in range(schedule.rounds + 1))
+            return max(n for n in allowed if schedule.releases_of_clients(n) <= most)
         if self.spent(schedule.rounds, schedule.participations()) <= self.epsilon:
             return schedule.rounds
         low, high = 0, schedule.rounds - 1
@@ -283,7 +297,7 @@ def make_budget(schedule: ReleaseSchedule, sigma: float | None) -> Budget:
 def _planned(schedule: ReleaseSchedule) -> Sequence[tuple[Release, int]]:
     """Return the releases of all planned rounds, with their number, of those that spend most."""
     if schedule.privacy.unit == "client":
-        return [(schedule.of_clients, schedule.rounds)]
+        return [(schedule.of_clients, schedule.releases_of_clients(schedule.rounds))]
     worst = worst_releases(schedule, schedule.participations())
     if not worst:
         raise ConfigError("No client is selected in any round, so there is nothing to protect.")
@@ -324,6 +338,11 @@ def described(budget: Budget) -> str:
     schedule, privacy = budget.schedule, budget.privacy
     if privacy.unit == "client":
         release = schedule.of_clients
+        if schedule.tree:
+            return (
+                f"a release for each node of a tree over {counted(schedule.tree, 'round')} that a "
+                f"client is in; every client once in each tree; {_neighbours(release)}"
+            )
         return f"a release for each round; {_drawn(release, 'client')}; {_neighbours(release)}"
     worst = worst_releases(schedule, schedule.participations())[0][0]
     what = "local step" if worst.sampling != "all" else "pass over a client's examples"

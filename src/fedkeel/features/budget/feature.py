@@ -46,7 +46,8 @@ class PrivacyBudget(Feature):
 
     def identity(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the settings with the digest of the secret key in place of its file."""
-        return {**values, "key_file": key_digest(self.settings)}
+        kept = {k: v for k, v in values.items() if (k, v) != ("noise", "independent")}
+        return {**kept, "key_file": key_digest(self.settings)}  # as before there was a choice
 
     @classmethod
     def warnings(cls, prepared: Prepared) -> list[str]:

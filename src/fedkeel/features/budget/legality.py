@@ -22,7 +22,7 @@ from fedkeel.method.roles import (
 )
 from fedkeel.runner.feature import Feature
 
-CLIENT_PARTS = frozenset({"dpclient", "dpquantile"})
+CLIENT_PARTS = frozenset({"dpclient", "dpftrl", "dpquantile"})
 """Parts that make a round's noisy sum of clipped updates."""
 
 EXAMPLE_PART = "dpsgd"

@@ -11,7 +11,9 @@ from fedkeel.data import batches
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import counted
 from fedkeel.features.budget.budget_account import Budget
+from fedkeel.method.context import Population
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
+from fedkeel.method.parts.dpftrl import TreeDP
 from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.tree import numel
 
@@ -58,6 +60,8 @@ def noise_forecast(prepared: Prepared) -> NoiseForecast | None:
     for part in plan.parts:
         if isinstance(part, ClientDP) and part.sigma:
             return NoiseForecast(part.sigma * length / clients, rounds, clients)
+        if isinstance(part, TreeDP) and part.sigma:
+            return _of_tree(part, length, population, rounds)
         if isinstance(part, AdaptiveClientDP) and part.sigma:
             sigma = part.update_sigma(population)
             return NoiseForecast(sigma * length / clients, rounds, clients)
@@ -71,6 +75,15 @@ def noise_forecast(prepared: Prepared) -> NoiseForecast | None:
             sigma = part.sigma / (count if part.noise_on == "sum" else 1)
             return NoiseForecast(sigma * length / math.sqrt(clients * steps), rounds, clients)
     return None
+
+
+def _of_tree(part: TreeDP, length: float, population: Population, rounds: int) -> NoiseForecast:
+    """Return the forecast where a tree shares noise: in all, the draws that the last sum has."""
+    trees, rest = divmod(rounds, part.period(population))
+    draws = trees * part.period(population).bit_count() + rest.bit_count()
+    clients = max(1, population.per_round)
+    in_a_round = part.sigma * length / clients * math.sqrt(draws / rounds)
+    return NoiseForecast(in_a_round, rounds, clients)
 
 
 def loud_noise(prepared: Prepared, budget: Budget | None) -> str:
@@ -121,5 +134,5 @@ def noise_without_account(prepared: Prepared) -> list[str]:
         f"(sigma = {part.sigma:g}), so do not rely on it to protect "
         f"{'examples' if isinstance(part, DPSGD) else 'clients'}: the table [privacy] sets a budget"
         for part in prepared.plan.parts
-        if isinstance(part, DPSGD | ClientDP | AdaptiveClientDP)
+        if isinstance(part, DPSGD | ClientDP | AdaptiveClientDP | TreeDP)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fedkeel.base.feature import baselines
-from fedkeel.config import Run
+from fedkeel.config import Cohort, Run
 from fedkeel.data.federation import Federation
 from fedkeel.errors import ConfigError
 from fedkeel.features.budget.budget_account import Budget, ReleaseSchedule, make_budget
@@ -16,9 +16,11 @@ from fedkeel.method.compose import Plan, compose
 from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.parts.dpclient import AdaptiveClientDP, ClientDP
+from fedkeel.method.parts.dpftrl import TreeDP, pass_length
 from fedkeel.method.parts.dpsgd import DPSGD
 
-NoisyPart = ClientDP | AdaptiveClientDP | DPSGD
+NoisyPart = ClientDP | AdaptiveClientDP | TreeDP | DPSGD
+"""Parts that add noise."""
 
 
 def with_privacy(
@@ -78,6 +80,8 @@ def with_privacy(
             why="no node knows how many examples the others have, and all need the same noise",
             do="name it in the method: dpsgd(norm=1.0, sigma=...), which is accounted for too",
         )
+    if isinstance(part or _noisy_part(privacy, 1.0), TreeDP):
+        schedule = replace(schedule, tree=_rounds_of_a_tree(settings.cohort, len(sizes)))
     budget = make_budget(schedule, None if part is None else part.sigma)
     plan = trial if part is not None else composed(_noisy_part(privacy, budget.sigma))
     return replace(training, plan=plan), budget
@@ -92,9 +96,30 @@ def _counts_steps(training: ClientTraining) -> bool:
 def _noisy_part(privacy: Privacy, sigma: float) -> NoisyPart:
     if privacy.unit == "example":
         return DPSGD(norm=privacy.clip, sigma=sigma)
+    if privacy.noise == "tree":
+        return TreeDP(norm=privacy.clip, sigma=sigma)
     if privacy.quantile is None:
         return ClientDP(norm=privacy.clip, sigma=sigma)
     return AdaptiveClientDP(norm=privacy.clip, sigma=sigma, quantile=privacy.quantile)
+
+
+def _rounds_of_a_tree(cohort: Cohort, clients: int) -> int:
+    """Return the rounds of a pass, or refuse cohorts in which a client may come twice in one.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    length = pass_length(clients, cohort.size(clients))
+    if cohort.new_count or (cohort.sampling != "in_turn" and length > 1):
+        raise ConfigError(
+            "Noise by a tree needs clients that come once in each pass.",
+            got="cohort.new_clients"
+            if cohort.new_count
+            else f"cohort.sampling = {cohort.sampling!r}, {cohort.size(clients)} of {clients}",
+            why="the account counts on each client being in one round of a tree at most",
+            do="leave out new_clients" if cohort.new_count else "set cohort.sampling = 'in_turn'",
+        )
+    return length
 
 
 def _named_part(plan: Plan, privacy: Privacy) -> NoisyPart | None:
@@ -103,18 +128,18 @@ def _named_part(plan: Plan, privacy: Privacy) -> NoisyPart | None:
     Raises:
         ConfigError: it protects another unit, or the settings say otherwise.
     """
-    noisy = (part for part in plan.parts if isinstance(part, ClientDP | AdaptiveClientDP | DPSGD))
+    noisy = (part for part in plan.parts if isinstance(part, NoisyPart))
     part = next(noisy, None)
     if part is None:
         return None
     unit = "example" if isinstance(part, DPSGD) else "client"
     fields = type(privacy).model_fields  # a written experiment names the defaults, too
-    chosen = {n for n in ("clip", "quantile") if getattr(privacy, n) != fields[n].default}
+    chosen = {n for n in ("clip", "quantile", "noise") if getattr(privacy, n) != fields[n].default}
     if unit != privacy.unit or chosen:
         raise ConfigError(
             f"The method names {part.name}, and [privacy] says otherwise.",
             got=f"privacy.{min(chosen)}" if chosen else f"privacy.unit = {privacy.unit!r}",
-            expected=f"unit {unit!r}, and no 'clip' or 'quantile'",
+            expected=f"unit {unit!r}, and no 'clip', 'quantile' or 'noise'",
             do=f"drop {part.name} from the method: [privacy] adds the part it needs",
         )
     return part

@@ -25,6 +25,9 @@ class Privacy(Settings):
         clip: largest norm of a client's update, or of an example's gradient, over the whole model.
         quantile: of unit ``client``: share of the updates that are to be no longer than the bound,
             in (0, 1); the bound begins at `clip` and follows it. None keeps the bound.
+        noise: of unit ``client``: ``independent`` in each round; or, by a ``tree`` over the rounds
+            of a pass in which every client comes once, shared among rounds (DP-FTRL): it needs no
+            cohorts drawn by chance: cohort.sampling = ``in_turn``.
         accountant: which account of the library `dp-accounting` counts: ``pld``, the tighter one,
             or ``rdp``; ``auto`` is ``pld`` where it knows the sampling, and ``rdp`` for cohorts or
             batches of a fixed size.
@@ -37,6 +40,7 @@ class Privacy(Settings):
     unit: Literal["client", "example"] = "client"
     clip: float = Field(1.0, gt=0.0)
     quantile: float | None = Field(None, gt=0.0, lt=1.0)
+    noise: Literal["independent", "tree"] = "independent"
     accountant: Literal["auto", "pld", "rdp"] = "auto"
     key_file: str | None = None
 
@@ -44,6 +48,8 @@ class Privacy(Settings):
     def _complete(self) -> Self:
         if self.quantile is not None and self.unit == "example":
             raise ValueError("'quantile' is for unit 'client', and this is unit 'example'")
+        if self.noise == "tree" and (self.unit == "example" or self.quantile is not None):
+            raise ValueError("'noise' by a tree is for unit 'client', without 'quantile'")
         if self.key_file is not None and self.unit == "example":
             raise ValueError("'key_file' is for unit 'client', whose noise the server draws")
         return self

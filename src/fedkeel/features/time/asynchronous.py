@@ -117,7 +117,7 @@ def check_buffer(cohort: Cohort, sizes: Ints, seed: int, buffer: int) -> Ints:
             expected=f"at most {len(clients)}",
             why="each client has one update in the buffer at most",
         )
-    if cohort.sampling == "poisson" or cohort.by_losses:
+    if cohort.sampling in ("poisson", "in_turn") or cohort.by_losses:
         raise ConfigError(
             f"cohort.sampling = {cohort.sampling!r} draws cohorts, and the server waits for none.",
             do="set cohort.sampling = 'uniform'",

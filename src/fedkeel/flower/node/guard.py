@@ -244,7 +244,11 @@ class Guard:
             raise PolicyError("The run has no noise that the policy of this site could count.")
         schedule = budget.schedule
         if self._trusts_server:
-            return schedule.of_clients, budget.sigma, schedule.rounds
+            return (
+                schedule.of_clients,
+                budget.sigma,
+                schedule.releases_of_clients(schedule.rounds),
+            )
         n = int(schedule.sizes[client])
         return schedule.of_examples(n), budget.sigma, schedule.releases_of_round(n, done)
 

@@ -129,6 +129,11 @@ METHODS: Mapping[str, Listed] = {
         "updates clipped around the last aggregate",
         {"cclip": "cclip:CentredClipping"},
     ),
+    "fltrust": Listed(
+        "cao2021fltrust",
+        "updates weighed by their angle to one of the server's own",
+        {"fltrust": "fltrust:FLTrust"},
+    ),
     "normbound": Listed(
         "sun2019backdoor", "updates no longer than a bound", {"normbound": "normbound:NormBound"}
     ),
@@ -167,6 +172,11 @@ METHODS: Mapping[str, Listed] = {
         "andrew2021",
         "updates clipped at a quantile of their norms, with noise",
         {"dpquantile": "dpclient:AdaptiveClientDP"},
+    ),
+    "dpftrl": Listed(
+        "kairouz2021dpftrl",
+        "clipped updates with noise that a tree shares among rounds",
+        {"dpftrl": "dpftrl:TreeDP"},
     ),
     "dpsgd": Listed("abadi2016", "clipped example gradients with noise", {"dpsgd": "dpsgd:DPSGD"}),
     "fedlc": Listed(

@@ -190,6 +190,8 @@ def _guess(case: Case, purpose: str, known: Tensor | None) -> Guess:
 
 def _known_labels(case: Case) -> Tensor | None:
     """Return [m] labels as the attacker reads them off the last layer; None where it cannot."""
+    if case.simulated is not None:  # its last layer is not that of a gradient
+        return None
     layer = linear.last_layer(case.seen.gradient, case.classes) if case.classes else None
     if layer is None:
         return None
@@ -222,6 +224,8 @@ def _searched(
     size = float(sum((t * t).sum() for t in model.target.values()))
     numbers: dict[str, Number] = {"distance": result.distance, "gradient_norm": size**0.5}
     knows = f"{MODEL}; how many examples there are"
+    if case.simulated is not None:
+        knows += "; FedReg and its numbers, whose step it makes"
     if hidden is not None:
         gradient = tensors({k: g.detach() for k, g in model(result.x, result.y).items()})
         numbers["constrained_groups"] = float(len(hidden.directions))

@@ -13,9 +13,11 @@ from fedkeel import config
 from fedkeel.base.rng import generator, torch_seed
 from fedkeel.base.values import rows_of
 from fedkeel.method.context import Ints
+from fedkeel.method.parts.fedreg import FedReg
 from fedkeel.study.audit.matching import GradientModel
 from fedkeel.study.audit.observation import Observation, Overheard
 from fedkeel.study.audit.quality import Units
+from fedkeel.study.audit.simulated import FedRegModel, find_fedreg
 from fedkeel.task.losses import cross_entropy
 
 TARGETS = {
@@ -46,8 +48,17 @@ class Case:
 
     @cached_property
     def model(self) -> GradientModel:
-        """The gradient of made-up examples, and the one that was seen."""
-        return GradientModel(self.seen)
+        """The gradient of made-up examples, or what the method makes of it, and the one seen."""
+        part = self.simulated
+        return GradientModel(self.seen) if part is None else FedRegModel(part, self.seen)
+
+    @cached_property
+    def simulated(self) -> FedReg | None:
+        """The method whose step an attacker makes who knows it; None for the plain gradient."""
+        prepared = self.overheard.prepared
+        if not self.settings.adaptive:
+            return None
+        return find_fedreg(prepared.plan, prepared.setup.training.local, self.seen)
 
     @property
     def target(self) -> str:

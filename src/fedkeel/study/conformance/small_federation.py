@@ -19,6 +19,7 @@ from fedkeel.data.dataset import Dataset, dataset
 from fedkeel.data.federation import Federation, federation
 from fedkeel.engine import client_inputs
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.features.root.feature import root_for
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, ClientInfo, Message
 from fedkeel.method.local_loop import (
@@ -111,6 +112,7 @@ class SmallFederation:
 
     def __init__(self, expression: str, weights: Weights | None, local: config.Local = SGD) -> None:
         self.expression, self.weights, self.local = expression, weights, local
+        self._root = root_for(expression, 6)
         self.prepared = self.prepare()
 
     @cached_property
@@ -160,6 +162,7 @@ class SmallFederation:
             local=self.local if lr is None else self.local.model_copy(update={"lr": lr}),
             cohort=config.Cohort(clients=PER_ROUND),
             engine=config.build(config.Engine, values, "conformance"),
+            root=self._root,
         )
         return prepare(settings, Ingredients(task, lambda _: clients, test, "toy"))
 
@@ -291,6 +294,7 @@ class SmallFederation:
             update=tensors(rows(lambda reply: dict(reply.update))),
             buffers=tensors(rows(lambda reply: dict(reply.buffers))),
             uploads=substates(rows(lambda reply: dict(reply.uploads))),
+            root={} if self._root is None else self.reply(server, 0).update,
         )
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
