@@ -162,8 +162,7 @@ class SmallFederation:
             local=self.local if lr is None else self.local.model_copy(update={"lr": lr}),
             cohort=config.Cohort(clients=PER_ROUND),
             engine=config.build(config.Engine, values, "conformance"),
-            root=self._root,
-        )
+        ).model_copy(update={"root": self._root})
         return prepare(settings, Ingredients(task, lambda _: clients, test, "toy"))
 
     @property
