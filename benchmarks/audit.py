@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "fedreg with MG, one client, attacker who knows MG": {
         "method": "fedsgd+fedreg(gamma=0.4, eta_s=0.03, mg=True)",
-        "attacks": "dlg,cosine",
+        "attacks": "dlg",
     },
     "dpsgd, sigma 0.01": {"method": "fedsgd+dpsgd(sigma=0.01)"},
     "dpsgd, sigma 0.05": {"method": "fedsgd+dpsgd(sigma=0.05)"},
