@@ -1,10 +1,10 @@
 """What a study costs: python benchmarks/study.py [--only compare] [--out results.jsonl]
 
-The digits demo (10 methods x 3 seeds) and a search of 20 learning rates on it, each made by the
-command in a process of its own:
+The digits demo (10 methods x 3 seeds), a search of 20 learning rates on it and one of 20 values of
+FedProx's mu, each made by the command in a process of its own:
 
-- `together`: as the command does it, with one process for each core, seeds or rates of a method
-  side by side;
+- `together`: as the command does it, with one process for each core, seeds, rates or numbers of a
+  method side by side;
 - `one by one`: `--jobs 1 -s engine.parallel_runs=1`, one run after the other, each with the engine
   that `auto` takes for it;
 - `plain`: a loop of plain PyTorch in one process and one thread, FedAvg in place of every method.
@@ -54,10 +54,20 @@ def compare(*more: str) -> dict[str, float]:
 
 def tune(*more: str) -> dict[str, float]:
     rates = [round(0.01 * 1.25**i, 4) for i in range(RATES)]
+    return _search("fedavg", f'[tune.space]\n"local.lr" = {rates}', *more)
+
+
+def tune_mu(*more: str) -> dict[str, float]:
+    numbers = [round(0.001 * 1.5**i, 5) for i in range(RATES)]
+    space = f'[tune.space]\n"local.lr" = [0.1]\n[tune.method.fedprox]\nmu = {numbers}'
+    return _search("fedprox", space, *more)
+
+
+def _search(method: str, space: str, *more: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as out:
         preset = Path(out) / "search.toml"
-        preset.write_text(_preset() + f'\n[tune.space]\n"local.lr" = {rates}\n')
-        words = [str(preset), "--methods", "fedavg", "--out", f"{out}/t"]
+        preset.write_text(f"{_preset()}\n{space}\n")
+        words = [str(preset), "--methods", method, "--out", f"{out}/t"]
         return command("tune", *words, *more)
 
 
@@ -133,6 +143,11 @@ CASES: dict[str, dict[str, Callable[[], dict[str, float]]]] = {
     "tune": {
         "together": tune,
         "one by one": partial(tune, *ALONE),
+        "plain": partial(plain, RATES, 1),
+    },
+    "tune-mu": {
+        "together": tune_mu,
+        "one by one": partial(tune_mu, *ALONE),
         "plain": partial(plain, RATES, 1),
     },
 }

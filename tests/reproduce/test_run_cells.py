@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch
 from commands import Process, run, wait_for_rows
 from fedkeel.engine.process.interrupts import time_limit
 from fedkeel.errors import ConfigError
+from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.blocks import line_cells
 from fedkeel.reproduce.catalogue import load, read
@@ -24,6 +27,7 @@ from fedkeel.reproduce.run_cells import run_cells
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
+from fedkeel.study import pool
 from reproduce.tiny import TINY, tiny
 from toys import eventually
 
@@ -278,3 +282,113 @@ def test_what_is_diagnosed_is_shown_as_measured(tmp_path: Path) -> None:
     assert line.stat is not None
     assert line.stat.mean == pytest.approx(sum(norms) / 2)
     assert line_cells(line)[3] == f"{sum(norms) / 2:.3f}"
+
+
+BESIDE = TINY.replace(
+    'kind = "sequential"\ncheckpoint_seconds = 0.0',
+    'kind = "vectorized"\nparallel_clients = 4\ncheckpoint_seconds = 0.0',
+).replace("rounds = 6", "rounds = 3")
+BESIDE += """
+[[rows]]
+name = "Prox"
+method = "fedprox(mu=0.1)"
+columns = ["skew", "plain"]
+ours = true
+
+[[rows]]
+name = "Prox, strong"
+method = "fedprox(mu=1.0)"
+columns = ["skew", "plain"]
+ours = true
+"""
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The folders of the runs of each group that is made in this process, by seed."""
+    found: list[list[str]] = []
+    genuine = pool._make_group
+
+    def watched(group: Sequence[pool.RunRequest], display: ProgressDisplay) -> list[Any]:
+        found.append([request.name for request in group])
+        return genuine(group, display)
+
+    monkeypatch.setattr(pool, "_make_group", watched)
+    return found
+
+
+def test_seeds_and_numbers_train_side_by_side(tmp_path: Path, groups: list[list[str]]) -> None:
+    """Their folders, names and rows are those of runs that are made one by one."""
+    one, two, apart = (tmp_path / name for name in ("one", "two", "apart"))
+    for folder in (one, two, apart):
+        folder.mkdir()
+    text = BESIDE.replace("parallel_clients = 4", "parallel_clients = 4\nparallel_runs = 1")
+    wanted = {"columns": ("skew",)}
+    together, by_two, singly = (
+        plan(one, BESIDE, **wanted),
+        plan(two, BESIDE, **wanted),
+        plan(apart, text, **wanted),
+    )
+    assert run_cells(together, 1).finished == 10
+    assert groups == [
+        [f"FedAvg, alpha 0.1, seed {seed}" for seed in (3, 4)],
+        [f"FedGH, alpha 0.1, seed {seed}" for seed in (3, 4)],
+        [f"Momentum, alpha 0.1, seed {seed}" for seed in (3, 4)],
+        [f"{name}, alpha 0.1, seed {s}" for s in (3, 4) for name in ("Prox", "Prox, strong")],
+    ]
+    assert run_cells(by_two, 2).finished == 10
+    assert run_cells(singly, 1).finished == 10
+    assert [c.folder.name for c in together] == [c.folder.name for c in singly]
+    for cell, other, alone in zip(together, by_two, singly, strict=True):
+        engine = RunFolder(cell.folder).read_run().engine
+        assert (engine.parallel_runs or 0) >= 4
+        assert RunFolder(alone.folder).read_run().engine.parallel_runs is None
+        assert rows(cell) == rows(other)
+        pairs = zip(RunFolder(cell.folder).rows(), RunFolder(alone.folder).rows(), strict=True)
+        for row, by_itself in pairs:
+            assert row.clients == by_itself.clients
+            assert row.train_loss == pytest.approx(by_itself.train_loss, rel=1e-3)
+        assert not (cell.folder / "checkpoint").exists()
+
+
+def test_a_table_that_gets_more_seeds_keeps_their_bits(tmp_path: Path) -> None:
+    """The last run of its group has nobody beside it, and the bits of one that has."""
+    late, whole = tmp_path / "late", tmp_path / "whole"
+    late.mkdir()
+    whole.mkdir()
+    one = {"columns": ("skew",), "rows": ("FedGH",)}
+    two = plan(late, BESIDE, seeds=2, **one)
+    assert run_cells(two, 1).finished == 2
+    three = plan(late, BESIDE, seeds=3, **one)
+    ended = run_cells(three, 1)
+    assert (ended.finished, ended.reused) == (1, 2)
+    at_once = plan(whole, BESIDE, seeds=3, **one)
+    assert run_cells(at_once, 1).finished == 3
+    assert [rows(cell) for cell in three] == [rows(cell) for cell in at_once]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_side_by_side_end_when_the_time_is_up(tmp_path: Path, jobs: int) -> None:
+    text = BESIDE.replace("rounds = 3", "rounds = 100000")
+    found = plan(tmp_path, text, columns=("skew",), rows=("FedAvg",), seeds=2)
+    done: list[int] = []
+    for seconds in (4.0, 16.0, 64.0):  # the longer ones where the machine is busy
+        with time_limit(seconds) as is_up:
+            ended = run_cells(found, jobs)
+        assert (is_up.is_set(), ended.complete, ended.failures) == (True, False, {})
+        before, done = done, [len(RunFolder(cell.folder).rows()) for cell in found]
+        if before and min(before) > 1:
+            break
+    assert all(now > then > 1 for now, then in zip(done, before, strict=True))
+    assert all(RunFolder(c.folder).read_run().status == "interrupted" for c in found)
+
+
+def test_a_run_that_fails_beside_others_leaves_them(tmp_path: Path) -> None:
+    text = BESIDE.replace(
+        'method = "fedprox(mu=1.0)"',
+        'method = "fedprox(mu=1.0)"\nsettings = { local = { lr = 1e30 } }',
+    )
+    found = plan(tmp_path, text, columns=("skew",), rows=("Prox", "Prox, strong"))
+    ended = run_cells(found, 1)
+    assert (ended.finished, len(ended.failures), ended.complete) == (2, 2, True)
+    assert all(cell.is_finished == (cell.row.name == "Prox") for cell in found)

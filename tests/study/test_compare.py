@@ -623,6 +623,48 @@ def test_seeds_that_train_side_by_side_are_runs_as_any_other(tmp_path: Path) -> 
         torch.testing.assert_close(found[0].results[0].params[name], tensor)
 
 
+def test_methods_that_differ_in_a_number_train_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where their parts allow it: the others are told why not, and train by themselves."""
+    groups = []
+    genuine = module._Runs._make_group
+
+    def watched(self: module._Runs, group: list[config.Run]) -> list[bool]:
+        groups.append([(one.method, one.seed) for one in group])
+        return genuine(self, group)
+
+    monkeypatch.setattr(module._Runs, "_make_group", watched)
+    methods = ["fedprox(mu=0.1)", "fedlc(tau=0.1)", "fedprox(mu=1.0)", "fedlc(tau=0.5)"]
+    given = settings(engine=VECTORIZED)
+    one = compare(given, ingredients(), methods, 2, tmp_path / "one")
+    assert groups == [
+        [(m, s) for s in range(2) for m in ("fedprox(mu=0.1)", "fedprox(mu=1.0)")],
+        *([(m, s) for s in range(2)] for m in ("fedlc(tau=0.1)", "fedlc(tau=0.5)")),
+    ]
+    two = compare(given, ingredients(), methods, 2, tmp_path / "two", jobs=2)
+    assert all(map(same, one.results, two.results))
+    for result in (*one.results, *two.results):
+        engine = result.record.engine
+        assert engine.parallel_numbers == ["fedprox.mu"]
+        assert any(r.startswith("runs that differ in fedlc.tau do not") for r in engine.reasons)
+    apart = settings(engine=VECTORIZED.model_copy(update={"parallel_runs": 1}))
+    by_itself = compare(apart, ingredients(), methods, 2).results
+    assert all(result.record.engine.parallel_numbers == [] for result in by_itself)
+    for first, second in zip(one.results, by_itself, strict=True):
+        for name, tensor in second.params.items():
+            torch.testing.assert_close(first.params[name], tensor)
+
+
+def test_a_comparison_goes_on_with_another_number(tmp_path: Path) -> None:
+    """What is finished stays, and the new runs have the bits of a comparison of all at once."""
+    given, methods = settings(engine=VECTORIZED), [f"fedprox(mu={mu})" for mu in (0.1, 0.5, 1.0)]
+    compare(given, ingredients(), methods[:2], 1, tmp_path / "in two")
+    later = compare(given, ingredients(), methods, 1, tmp_path / "in two")
+    whole = compare(given, ingredients(), methods, 1, tmp_path / "whole")
+    assert all(map(same, later.results, whole.results))
+
+
 def test_jobs_that_were_interrupted_before_any_run_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import signal
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fedkeel import config
 from fedkeel.config import Range, Space
 from fedkeel.engine.choose import engine_rule, nominal_seconds
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
 from fedkeel.features.progress.display import REUSED, ProgressDisplay
 from fedkeel.records.folder import RunFolder
@@ -31,7 +33,7 @@ from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 from fedkeel.study.compare import compare
 from fedkeel.study.tune import tune
-from fedkeel.study.tuning_result import TuningResult
+from fedkeel.study.tuning_result import Trial, TuningResult
 from toys import Net, federation, held
 
 RATES = {"local.lr": (0.001, 0.1, 1.0)}
@@ -523,3 +525,37 @@ def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     tuned(tmp_path, ["fedavg"])
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_numbers_of_a_method_are_tried_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All points of a grid in one group, each with the score that it has by itself."""
+    runs = []
+    genuine = VectorizedTrainer._train
+
+    def seen(self: VectorizedTrainer, group: Any, *others: Any) -> Any:
+        runs.append(len(group.distinct_runs))
+        return genuine(self, group, *others)
+
+    monkeypatch.setattr(VectorizedTrainer, "_train", seen)
+    space = Space(
+        space={"local.lr": (0.05, 0.1)}, method={"fedprox": {"mu": (0.0, 0.1, 1.0)}}, seeds=1
+    )
+    engine = fk.Engine(kind="vectorized", workers=1, parallel_clients=3, checkpoint_seconds=0)
+    more: dict[str, Any] = {"cohort": fk.Cohort(clients=2), "rounds": 2}
+
+    def searched(name: str, **changes: object) -> list[Trial]:
+        given = settings(engine=engine.model_copy(update=changes), **more)
+        return list(tune(given, ingredients(), ["fedprox"], space, tmp_path / name).trials)
+
+    together = searched("together")
+    assert max(runs) == 6
+    found = RunFolder(tmp_path / "together" / together[0].runs[0]).read_run().engine
+    assert found.parallel_numbers == ["fedprox.mu"]
+    runs.clear()
+    apart = searched("apart", parallel_runs=1)
+    assert set(runs) == {1}
+    assert [t.point for t in together] == [t.point for t in apart]
+    for one, other in zip(together, apart, strict=True):
+        assert one.value == pytest.approx(other.value)

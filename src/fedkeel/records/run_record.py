@@ -178,6 +178,8 @@ class EngineChoice:
         parallel_clients: clients that the vectorized engine trains side by side.
         parallel_runs: runs of one study whose clients it trains side by side, at most; None where
             a run trains by itself.
+        parallel_numbers: names of the numbers of the method, such as ``fedprox.mu``, in which these
+            runs may differ, beside those that only the server computes with.
         device: ``cpu`` or ``cuda``.
         devices: where each process trains, where several devices are asked for.
         dtype: type of the parameters.
@@ -191,6 +193,7 @@ class EngineChoice:
     workers: Count = 1
     parallel_clients: Count | None = field(default=None, metadata=_OPTIONAL)
     parallel_runs: Count | None = field(default=None, metadata=_OPTIONAL)
+    parallel_numbers: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     device: str = field(default="", metadata=_OPTIONAL)
     devices: list[str] = field(default_factory=list, metadata=_OPTIONAL)
     dtype: str = "float32"

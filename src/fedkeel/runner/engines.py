@@ -66,7 +66,8 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
             runs = (
                 choice.parallel_runs or 1 if capacity > 1 else 1
             )  # single clients: no client axis
-            trainer = trainer_of(setup, parallel, devices[0], runs)
+            varied = tuple(choice.parallel_numbers)
+            trainer = trainer_of(setup, parallel, devices[0], runs, varied)
             return SingleProcess(setup, spec, capacity, trainer, file=file, codec=codec)
         return Workers(
             setup,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,12 @@ from fedkeel import config
 from fedkeel.config import Run as RunSettings
 from fedkeel.engine.choose.engine_rule import EngineRule, kept_engine
 from fedkeel.engine.choose.memory import check_disk
-from fedkeel.engine.choose.parallel_runs import shared_runs, with_parallel_runs
+from fedkeel.engine.choose.parallel_runs import DifferingNumbers, shared_runs, with_parallel_runs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError
 from fedkeel.features.progress.display import ProgressDisplay, run_name
+from fedkeel.method.grammar import read_terms, write_terms
 from fedkeel.records.comparison import INDEX, runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
@@ -59,7 +61,8 @@ def compare(
 ) -> Comparison:
     """Run every method with every seed.
 
-    Runs of a method that differ in the seed train side by side where that pays.
+    Runs of a method that differ in the seed, or in numbers of the method, train side by side where
+    that pays.
 
     Args:
         settings: everything but method and seed; its seed is the first of the comparison. Without
@@ -99,6 +102,7 @@ def compare(
     others: list[str] = []
     first_folders: list[str] = []  # of the first runs, by name
     rule, largest = EngineRule(), None  # of the runs, the one of the largest cohort
+    numbers, forms = DifferingNumbers(), Counter(map(without_numbers, dict.fromkeys(methods)))
     for method in methods:
         of_method = settings.model_copy(update={"method": method})
         prepared = prepare(of_method, ingredients)  # refuse what is illegal before anything runs
@@ -107,12 +111,17 @@ def compare(
         if any(part.weights not in (None, prepared.plan.weights) for part in prepared.plan.parts):
             others.append(f"`{method}`")
         first_folders.append(run_folder_name(prepared))
-        rule.add(prepared, 1 if callbacks else shared_runs(prepared, seeds))
+        alike = forms[without_numbers(method)]
+        if alike > 1 and not callbacks:
+            numbers.add(prepared)
+        rule.add(prepared, 1 if callbacks else shared_runs(prepared, seeds * alike))
         if largest is None or _cohort(prepared) > _cohort(largest):
             largest = prepared
     listed = runs_of(out) if out is not None and os.path.exists(out / INDEX) else []
     folders = [] if out is None else [*(out / name for name in first_folders), *listed]
-    engine = with_parallel_runs(earlier_engine(folders, settings) or rule.choose(), largest)
+    engine = earlier_engine(folders, settings) or rule.choose()
+    engine = with_parallel_runs(engine, largest, numbers)
+    form_of = {method: without_numbers(method, numbers.apart) for method in methods}
     seed_range = range(settings.seed, settings.seed + seeds)
     for seed in seed_range[1:]:
         ingredients.clients(seed)  # the partition may be impossible for some seeds
@@ -123,8 +132,8 @@ def compare(
         for seed in seed_range
         for of_method in by_expression.values()
     ]
-    if engine.parallel_runs:  # runs of one method follow one another
-        runs = [run for group in _of_one_method(runs, len(runs)) for run in group]
+    if engine.parallel_runs:  # runs of one form follow one another
+        runs = [run for group in _of_one_form(runs, form_of, len(runs)) for run in group]
     display.plan(len(runs), len(runs) * settings.rounds)
     if others and not is_weighting_chosen:
         display.warn(
@@ -133,7 +142,9 @@ def compare(
             f"{enumeration(others)} would not: set weights = 'method' for what each method states",
         )
     with tracked_group(settings, "comparison", out) as tracked:
-        comparison = _Runs(settings.name, ingredients, engine, out, display, callbacks, tracked)
+        comparison = _Runs(
+            settings.name, ingredients, engine, form_of, out, display, callbacks, tracked
+        )
         try:
             comparison.make(runs, jobs)
         except BaseException:  # such as a full disk, or a second Ctrl-C
@@ -201,6 +212,7 @@ class _Runs:
         name: name of the experiment.
         ingredients: data and model.
         engine: the engine of all runs.
+        form_of: of each method, its form: runs of one form are made side by side.
         out: folder of the comparison; None to keep it in memory.
         display: shows the progress.
         callbacks: follow each run.
@@ -212,12 +224,14 @@ class _Runs:
         name: str,
         ingredients: Ingredients,
         engine: EngineChoice,
+        form_of: Mapping[str, str],
         out: Path | None,
         display: ProgressDisplay,
         callbacks: Sequence[Callback],
         tracked: TrackedGroup,
     ) -> None:
         self._name, self._ingredients, self._engine, self._out = name, ingredients, engine, out
+        self._form_of = form_of
         self._display, self._callbacks, self._group = display, callbacks, tracked.runs
         self._is_followed = tracked.is_open or bool(callbacks)
         self._folders: dict[str, list[str]] = {}  # by method
@@ -228,12 +242,13 @@ class _Runs:
         self._is_shown = False  # whether display and trackers have heard of them elsewhere
 
     def make(self, runs: Sequence[RunSettings], jobs: int) -> None:
-        """Make the runs, those of a method side by side where that pays, until an interrupt comes.
+        """Make the runs, those of a form side by side where that pays, until an interrupt comes.
 
         Several jobs make them in other processes, and they are read here.
         """
-        for settings in runs:
-            self._folders[settings.method], self._results[settings.method] = [], []
+        made = {settings.method for settings in runs}
+        for method in filter(made.__contains__, self._form_of):  # as they were given
+            self._folders[method], self._results[method] = [], []
         with interrupts(self._display.stopping) as stop:
             if jobs > 1 and self._out is not None:
                 requests = (self._request(settings, self._out) for settings in runs)
@@ -245,7 +260,7 @@ class _Runs:
                 self._is_shown = True
                 runs = [run for run, outcome in zip(runs, outcomes, strict=False) if outcome]
             size = 1 if self._is_followed or jobs > 1 else self._engine.parallel_runs or 1
-            groups = list(_of_one_method(runs, size))
+            groups = list(_of_one_form(runs, self._form_of, size))
             for group in groups:
                 made = self._make_group(group)
                 if not all(made) or (stop.is_set() and group is not groups[-1]):
@@ -318,15 +333,35 @@ def _cohort(prepared: Prepared) -> int:
     return 0 if prepared.is_baseline else prepared.largest_cohort
 
 
-def _of_one_method(runs: Sequence[RunSettings], size: int) -> Iterator[list[RunSettings]]:
-    """Yield runs in groups of one method each, of a size at most."""
+def without_numbers(method: str, kept: Collection[str] = ()) -> str:
+    """Return the form of an expression: methods that differ only in numbers have the same.
+
+    Args:
+        method: the expression.
+        kept: names of hyper-parameters whose numbers stay in the form.
+
+    >>> without_numbers("fedprox(mu=0.1)+fedgc.cgc(margin=0.0, groups='model')", ["mu"])
+    "fedprox(mu=0.1)+fedgc.cgc(groups='model')"
+    """
+    terms = read_terms(method)
+    for term in terms:
+        for name, value in [*term.values.items()]:
+            if isinstance(value, float) and name not in kept:
+                del term.values[name]
+    return write_terms(terms)
+
+
+def _of_one_form(
+    runs: Sequence[RunSettings], form_of: Mapping[str, str], size: int
+) -> Iterator[list[RunSettings]]:
+    """Yield runs in groups whose methods have one form, of a size at most."""
     if size == 1:
         yield from ([run] for run in runs)
         return
-    for method in dict.fromkeys(run.method for run in runs):
-        of_method = [run for run in runs if run.method == method]
-        for start_at in range(0, len(of_method), size):
-            yield of_method[start_at : start_at + size]
+    for form in dict.fromkeys(form_of[run.method] for run in runs):
+        of_form = [run for run in runs if form_of[run.method] == form]
+        for start_at in range(0, len(of_form), size):
+            yield of_form[start_at : start_at + size]
 
 
 def check_jobs(jobs: int, out: Path | None, callbacks: Sequence[Callback]) -> None:

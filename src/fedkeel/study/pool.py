@@ -141,11 +141,11 @@ def groups_of(requests: Iterable[RunRequest]) -> Iterator[list[RunRequest]]:
     for request in requests:
         is_other = bool(group) and request.group != group[0].group
         is_there = any(request.folder == other.folder for other in group)
-        if is_other or is_there or (group and len(group) >= group[0].parallel_runs):
+        if is_other or is_there:
             yield group
             group = []
         group.append(request)
-        if not request.group or request.parallel_runs == 1:
+        if not request.group or len(group) >= request.parallel_runs:  # nothing waits for the next
             yield group
             group = []
     if group:
@@ -162,8 +162,9 @@ def beside(
         engine: its engine, from `with_parallel_runs`.
         is_tracked: whether trackers follow it, which follow one run at a time.
     """
-    runs = None if engine is None or is_tracked else engine.parallel_runs
-    return structure_of(prepared.setup), runs or 1
+    if engine is None or is_tracked or not engine.parallel_runs:
+        return "", 1
+    return structure_of(prepared.setup, engine.parallel_numbers), engine.parallel_runs
 
 
 def can_be_scored(outcome: RunOutcome) -> bool:

@@ -136,6 +136,20 @@ def settings_at(
     return with_values(settings, {**values, "method": expression_at(point, axes, method)})
 
 
+def points_of_numbers(axes: Sequence[Axis]) -> tuple[Point, Point]:
+    """Return the first point of a search, and one with other numbers of the method.
+
+    Both are the same where no number of the method is searched.
+    """
+    first: Point = {axis.name: axis.examples[0] for axis in axes}
+    last = {
+        axis.name: axis.examples[-1]
+        for axis in axes
+        if axis.term is not None and isinstance(axis.examples[-1], float)
+    }
+    return first, first | last
+
+
 def expression_at(point: Point, axes: Sequence[Axis], method: str) -> str:
     """Return a method's expression with the hyper-parameters of a point."""
     terms = read_terms(method)

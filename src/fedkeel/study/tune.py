@@ -7,6 +7,7 @@ killed and repeated gives the same result as one that was not.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
 from fedkeel.engine.choose.engine_rule import EngineRule
 from fedkeel.engine.choose.memory import check_disk
-from fedkeel.engine.choose.parallel_runs import shared_runs, with_parallel_runs
+from fedkeel.engine.choose.parallel_runs import DifferingNumbers, shared_runs, with_parallel_runs
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, TrainingError
@@ -50,6 +51,7 @@ from fedkeel.study.search_space import (
     Axis,
     Point,
     check_space,
+    points_of_numbers,
     search_axes,
     settings_at,
     with_values,
@@ -218,20 +220,31 @@ class _TrialRuns:
         for seed in self.seeds:
             self.score.ingredients.clients(seed)
         own: list[Path] = []  # folders that first trials may have
-        rule = EngineRule()
+        rule, numbers = EngineRule(), DifferingNumbers()
         for search in searches:
-            point: Point = {axis.name: axis.examples[0] for axis in search.axes}
-            settings = self.settings(search, point, self.seeds[0])
+            first, last = points_of_numbers(search.axes)
+            settings = self.settings(search, first, self.seeds[0])
             prepared = prepare(settings, self.score.ingredients)
+            if last != first:
+                numbers.add(prepared)
+                other = self.settings(search, last, self.seeds[0])
+                numbers.add(prepare(other, self.score.ingredients))
             check_disk(prepared, self.out)
             self.metric = prepared.setup.metrics.score
             own.append(self.out / run_folder_name(prepared))
-            rates = next((a.size or 1 for a in search.axes if a.key == "local.lr"), 1)
-            rule.add(prepared, shared_runs(prepared, rates * len(self.seeds)))
+            rule.add(prepared, shared_runs(prepared, self._alike(search, numbers)))
         others = sorted(self.out.iterdir()) if os.path.isdir(self.out) else []
         searched = {axis.key for search in searches for axis in search.axes if axis.term is None}
         choice = earlier_engine([*own, *others], settings, searched) or rule.choose()
-        self.engine = with_parallel_runs(choice, prepared)
+        self.engine = with_parallel_runs(choice, prepared, numbers)
+
+    def _alike(self, search: _Search, numbers: DifferingNumbers) -> int:
+        """Return how many runs of a search may train side by side, as far as that is known."""
+        axes = [axis for axis in search.axes if axis.key == "local.lr"]
+        for axis in search.axes:
+            is_number = axis.term is not None and isinstance(axis.examples[-1], float)
+            axes += [axis] * (is_number and axis.key not in numbers.apart)
+        return math.prod(axis.size or 1 for axis in axes) * len(self.seeds)
 
     def make(self, wave: Sequence[tuple[_Search, Point]]) -> bool:
         """Try points and tell the samplers their scores; return false after an interrupt."""

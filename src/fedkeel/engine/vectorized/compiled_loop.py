@@ -22,6 +22,8 @@ from fedkeel.engine.compiler.dropout_masks import Generators, RandomDraws
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.compiler.low_rank_matrix import dense
 from fedkeel.engine.vectorized.batching import ClientGroup
+from fedkeel.engine.vectorized.run_inputs import RunInputs
+from fedkeel.engine.vectorized.run_numbers import with_numbers
 from fedkeel.engine.vectorized.transfers import copies, to_device
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.local_loop import (
@@ -49,8 +51,9 @@ class ReceivedInputs:
     """What the clients of a group have received from the servers of their runs.
 
     Args:
-        state: what the servers sent, as compiled functions take it: the same for all clients of a
-            single run, and [n, ...], each client's own, where they may be of several runs.
+        state: what the servers sent, and numbers of the methods, as compiled functions take them:
+            the same for all clients of a single run, and [n, ...], each client's own, where they
+            may be of several runs.
         rate: [] learning rate, on the CPU, of the parameters' type: a wider type would widen
             what it is multiplied with. NaN where each client has its own, which comes with its
             batches and at its end.
@@ -72,8 +75,8 @@ class ReceivedInputs:
         if not by_client:
             (run,) = runs
             rate = torch.tensor(run.message.lr, dtype=dtype)
-            return cls(_sent(run.message), rate, generators, by_client)
-        states = [_sent(run.message).by_path for run in runs]
+            return cls(_sent(run), rate, generators, by_client)
+        states = [_sent(run).by_path for run in runs]
         if len({frozenset(state) for state in states}) > 1:
             raise CannotCompile("servers of the runs send messages of different form")
         index = torch.tensor([runs.index(run) for run in group.runs])
@@ -124,12 +127,14 @@ class ReceivedInputs:
         return f"{function}, several runs" if self.by_client else function
 
 
-def _sent(message: Message) -> FlatState:
+def _sent(run: RunInputs) -> FlatState:
+    message = run.message
     return FlatState.of(
         {
             "start": dict(message.params),
             "received": dict(message.buffers),
             "broadcast": dict(message.broadcast),
+            "numbers": dict(run.run.placed_numbers),
         }
     )
 
@@ -200,7 +205,7 @@ class CompiledLoop:
         training = self._training_of(received)
 
         def step(sent: State, client_data: State, local: State, batch: State, lr: Tensor) -> State:
-            client = _client(training, _message(sent), client_data, _no_examples)
+            client = _client(_with(training, sent), _message(sent), client_data, _no_examples)
             return _as_state(_stepped(client, _local_state(local), batch, lr))
 
         call = Call(received.name("step"), received.batched(step, 0, 0, 0, None), (3,), owned=2)
@@ -231,7 +236,7 @@ class CompiledLoop:
         training = self._training_of(received)
 
         def end(sent: State, data: State, local: State, info: State, lr: Tensor) -> State:
-            client = _client(training, _message(sent), data, _no_examples)
+            client = _client(_with(training, sent), _message(sent), data, _no_examples)
             return _finished(client, _local_state(local), info, lr)
 
         batched = received.batched(end, 0, 0, 0, None)
@@ -245,7 +250,7 @@ class CompiledLoop:
 
     def end_plainly(
         self,
-        message: Message,
+        run: RunInputs,
         client_data: State,
         local: State,
         client_info: ClientInfo,
@@ -254,8 +259,8 @@ class CompiledLoop:
     ) -> State:
         """End the round of one client after S steps, without compiling. See `end`."""
         # by the tape, as where a client trains by itself: so masks are filled in the same order
-        training = self._training_single
-        client = _client(training, message, client_data, lambda: _batch(all_examples()))
+        training = with_numbers(self._training_single, run.run.numbers)
+        client = _client(training, run.message, client_data, lambda: _batch(all_examples()))
         client = replace(client, client_info=client_info)
         return _reply(client_finish(client, _local_state(local), steps))
 
@@ -322,7 +327,7 @@ def _started(
     training: ClientTraining, sent: State, client_data: State, distinct: State
 ) -> tuple[ClientRound, LocalState]:
     return client_start(
-        training,
+        _with(training, sent),
         _message(sent),
         substates(substate(client_data, "client_state")),
         _client_info(client_data),
@@ -390,6 +395,10 @@ def _added_up(result: State, weights: Tensor, sum_only: frozenset[str]) -> State
     messages = {part: total(counts, uploads[part]) for part in sum_only & uploads.keys()}
     update = total(row, substate(result, "update"))
     return {**result, "update": update, "uploads": {**uploads, **messages}}
+
+
+def _with(training: ClientTraining, sent: State) -> ClientTraining:
+    return with_numbers(training, tensors(substate(sent, "numbers")))
 
 
 def _no_examples() -> Batch:

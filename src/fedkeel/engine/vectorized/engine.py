@@ -11,7 +11,7 @@ fills the machine, and compiled steps save the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +45,7 @@ from fedkeel.engine.vectorized.transfers import copies, to_device, with_counts_o
 from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import local_path_length
-from fedkeel.method.local_training import start_client_state
+from fedkeel.method.local_training import ClientTraining, start_client_state
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors, unwalk, walk
 
 CLIENT_STATE = "client_state/"
@@ -71,6 +71,8 @@ class VectorizedTrainer:
         processes: how many processes share the memory of the device.
         fixed: where clients may be of several runs of the setup's structure, what all of them are
             padded to: the bits of a client do not depend on who trains beside it then.
+        varied: names of the numbers of the method in which these runs may differ.
+        loop: makes the local loop of a training; None for one that is compiled.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class VectorizedTrainer:
         strategy: Strategy | None = None,
         processes: int = 1,
         fixed: PaddedSizes | None = None,
+        varied: tuple[str, ...] = (),
+        loop: Callable[[ClientTraining], CompiledLoop] | None = None,
     ) -> None:
         self.device, self._fixed = torch.device(device), fixed
         self._memory = MemoryBound(self.device, processes)
@@ -94,8 +98,9 @@ class VectorizedTrainer:
         if self.facts.not_compilable:
             self.reasons.append(f"steps are not compiled: {self.facts.not_compilable}")
         self._setup = setup
-        self.run = PlacedRun(setup, self.placed)
-        self._loop = CompiledLoop(self.run.training, setup.precision, self.facts.draws)
+        self.run = PlacedRun(setup, self.placed, varied)
+        training, draws = self.run.training, self.facts.draws
+        self._loop = loop(training) if loop else CompiledLoop(training, setup.precision, draws)
         self._examples = TrainingExamples(self.placed.federation.data, setup.training.network.dtype)
         self._generators: list[torch.Generator] = []  # CUDA graphs draw from these very objects
 
@@ -452,9 +457,7 @@ class VectorizedTrainer:
             return self._examples.take(table, None, True, self.strategy.channels_last)
 
         with explain_errors(f"Training failed at client {client}, step {steps}"):
-            return self._loop.end_plainly(
-                run.message, client_data, local, info, steps, all_examples
-            )
+            return self._loop.end_plainly(run, client_data, local, info, steps, all_examples)
 
     def _as_trained(
         self, group: ClientGroup, reply: FlatState, added: bool = False

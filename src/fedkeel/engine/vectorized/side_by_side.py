@@ -13,7 +13,7 @@ continued, where some runs are further than others or have ended, gives the same
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -52,7 +52,13 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return in_lockstep(tasks, _answered) if len(tasks) > 1 else [task() for task in tasks]
 
 
-def trainer_of(setup: TrainingSetup, parallel_clients: int, device: str, runs: int) -> Trainer:
+def trainer_of(
+    setup: TrainingSetup,
+    parallel_clients: int,
+    device: str,
+    runs: int,
+    varied: tuple[str, ...] = (),
+) -> Trainer:
     """Return what trains the clients of a run, beside those of other runs where there are any.
 
     Args:
@@ -61,15 +67,16 @@ def trainer_of(setup: TrainingSetup, parallel_clients: int, device: str, runs: i
         device: where they train.
         runs: runs whose clients are trained side by side, at most; 1 for a run by itself. A run
             that is the last of several has the same bits as if the others were there.
+        varied: names of the numbers of the method in which the runs may differ.
     """
     if runs == 1:
         return VectorizedTrainer(setup, parallel_clients, device)
     lane = current_lane()
     trainers = [] if lane is None else lane.shared.setdefault("side by side", [])
     for trainer in trainers:
-        if trainer.takes(setup, parallel_clients, device):
+        if trainer.takes(setup, parallel_clients, device, varied):
             return _Joined(trainer, lane, setup)
-    trainers.append(JoinedTrainer(setup, parallel_clients, device, runs))
+    trainers.append(JoinedTrainer(setup, parallel_clients, device, runs, varied))
     return _Joined(trainers[-1], lane, setup)
 
 
@@ -90,31 +97,43 @@ class JoinedTrainer:
         parallel_clients: clients of a run that are trained side by side, at most.
         device: where they train.
         runs: runs whose clients are trained side by side, at most.
+        varied: names of the numbers of the method in which the runs may differ.
     """
 
-    def __init__(self, setup: TrainingSetup, parallel_clients: int, device: str, runs: int) -> None:
-        self.parallel_clients, self._device = parallel_clients, device
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        parallel_clients: int,
+        device: str,
+        runs: int,
+        varied: tuple[str, ...] = (),
+    ) -> None:
+        self.parallel_clients, self._device, self._varied = parallel_clients, device, varied
         self._first, self._form = setup, _form(setup)
         is_short, sizes = self._form
         facts = replace(establish(setup), short_rounds=is_short)
         self.trainer = VectorizedTrainer(
-            setup, parallel_clients * runs, device, facts=facts, fixed=sizes
+            setup, parallel_clients * runs, device, facts=facts, fixed=sizes, varied=varied
         )
 
-    def takes(self, setup: TrainingSetup, parallel_clients: int, device: str) -> bool:
+    def takes(
+        self, setup: TrainingSetup, parallel_clients: int, device: str, varied: tuple[str, ...]
+    ) -> bool:
         """Return whether the clients of a run may train beside those of the first run."""
-        same_size = (parallel_clients, device) == (self.parallel_clients, self._device)
-        return same_size and _form(setup) == self._form and are_alike(self._first, setup)
+        mine = self.parallel_clients, self._device, self._varied
+        is_like_mine = (parallel_clients, device, varied) == mine and _form(setup) == self._form
+        return is_like_mine and are_alike(self._first, setup, varied)
 
     def place(self, setup: TrainingSetup) -> PlacedRun:
         """Return a run on the device, with the data that lie there already."""
         if setup is self._first:
             return self.trainer.run
-        placed, device = self.trainer.placed, self.trainer.device
+        first, device = self.trainer.placed, self.trainer.device
         training = replace(setup.training, network=setup.training.network.on(device))
-        federation = replace(setup.federation, data=placed.federation.data)
-        test = placed.test if setup.test is self._first.test else setup.test.on(device)
-        return PlacedRun(setup, replace(setup, training=training, federation=federation, test=test))
+        federation = replace(setup.federation, data=first.federation.data)
+        test = first.test if setup.test is self._first.test else setup.test.on(device)
+        placed = replace(setup, training=training, federation=federation, test=test)
+        return PlacedRun(setup, placed, self._varied)
 
     def train(self, requests: Sequence[_Request]) -> list[Answer]:
         """Train the clients of some runs; a run gets the error that its own clients raise."""
@@ -269,14 +288,17 @@ def _form(setup: TrainingSetup) -> tuple[bool, PaddedSizes]:
     return is_uniform and has_short_rounds(setup), PaddedSizes.of(setup)
 
 
-def are_alike(first: TrainingSetup, second: TrainingSetup) -> bool:
+def are_alike(first: TrainingSetup, second: TrainingSetup, varied: Collection[str] = ()) -> bool:
     """Return whether one compiled step serves the clients of two runs.
 
     They may differ in seed, initial parameters, learning rate, numbers that only the server
-    computes with, and in who has which examples.
+    computes with or that are named in `varied`, and in who has which examples.
     """
     one, other = first.training, second.training
-    if structure_of(first) != structure_of(second) or one.personal != other.personal:
+    if (
+        structure_of(first, varied) != structure_of(second, varied)
+        or one.personal != other.personal
+    ):
         return False
     if [type(part) for part in one.plan.parts] != [type(part) for part in other.plan.parts]:
         return False  # two classes of one name

@@ -25,15 +25,9 @@ def compile_obstacle(setup: TrainingSetup, message: Message, clients: int) -> st
         message: any message of the run.
         clients: how many clients make the step side by side: 2, or 1 where each trains alone.
     """
-    training, facts = setup.training, establish(setup)
-    size = training.local.batch_size
-    few = MAX_REHEARSED if size == "all" else min(size, MAX_REHEARSED)
-    one_step = training.local.model_copy(update={"epochs": None, "steps": 1, "batch_size": few})
-    setup = replace(setup, training=replace(training, local=one_step))
+    facts, setup = establish(setup), of_few_steps(setup, 1)
     facts = replace(facts, short_rounds=has_short_rounds(setup))
-    sizes = setup.federation.sizes
-    smallest = sorted(np.flatnonzero(sizes).tolist(), key=lambda k: int(sizes[k]))[:clients]
-    jobs = [ClientJob(row=0, client=client, steps_done=0) for client in smallest]
+    jobs = smallest_clients(setup, clients)
     trainer = VectorizedTrainer(setup, len(jobs), facts=facts)
     try:
         with use_numerics(setup.precision):
@@ -42,3 +36,19 @@ def compile_obstacle(setup: TrainingSetup, message: Message, clients: int) -> st
     except FedkeelError as error:  # which the run raises again
         return first_line(error)
     return "" if trainer.strategy.is_compiled else trainer.reasons[-1]
+
+
+def of_few_steps(setup: TrainingSetup, steps: int) -> TrainingSetup:
+    """Return a setup whose clients make a few steps with a few examples each."""
+    local = setup.training.local
+    size = local.batch_size
+    few = MAX_REHEARSED if size == "all" else min(size, MAX_REHEARSED)
+    local = local.model_copy(update={"epochs": None, "steps": steps, "batch_size": few})
+    return replace(setup, training=replace(setup.training, local=local))
+
+
+def smallest_clients(setup: TrainingSetup, count: int) -> list[ClientJob]:
+    """Return the first round of the clients with the fewest examples."""
+    sizes = setup.federation.sizes
+    smallest = sorted(np.flatnonzero(sizes).tolist(), key=lambda k: int(sizes[k]))[:count]
+    return [ClientJob(row=0, client=client, steps_done=0) for client in smallest]

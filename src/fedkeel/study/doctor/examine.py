@@ -11,8 +11,10 @@ from typing import Any
 
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
+from fedkeel.config import Space
 from fedkeel.data.batches import count_steps
 from fedkeel.data.federation import Federation
+from fedkeel.engine.choose.parallel_runs import DifferingNumbers
 from fedkeel.engine.choose.work import run_work
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import ConfigError, FedkeelError, TrainingError
@@ -34,6 +36,7 @@ from fedkeel.study.doctor.measurements import Measurements
 from fedkeel.study.doctor.pilot import DIAGNOSED, Pilot, PilotResults
 from fedkeel.study.doctor.runs import ShortRuns, for_rounds, held_out, short_settings
 from fedkeel.study.doctor.trials import REFERENCE, Trials, TrialStage, stages
+from fedkeel.study.search_space import points_of_numbers, search_axes, settings_at
 
 ROUNDS = 20
 """Rounds of a trial of the second stage, at most those of the experiment. The pilot has half."""
@@ -103,9 +106,9 @@ def _examine(
         steps=_steps(settings, data),
     )
     offered = candidates(is_personal, methods)
-    tried, excluded, prepared = _candidates(offered, short, parts, measured)
+    tried, excluded, prepared, numbers = _candidates(offered, short, parts, measured)
     pilot = Pilot(short, max(1, math.ceil(length / 2)), first)
-    runs = ShortRuns(parts, out, jobs, display, [first, *prepared])
+    runs = ShortRuns(parts, out, jobs, display, [first, *prepared], numbers)
     _plan(display, pilot, stages(tried, length), first, jobs)
     results = pilot.make(runs)
     measured = replace(measured, **_of_pilot(results, settings.local.lr, len(parts.test)))
@@ -148,15 +151,20 @@ def _examine(
 
 def _candidates(
     offered: Sequence[Candidate], short: RunSettings, parts: Ingredients, measured: Measurements
-) -> tuple[list[Candidate], tuple[Advice, ...], list[Prepared]]:
-    """Return what is tried, what is not and why, and the runs of the former as prepared."""
-    tried, excluded, prepared = [], [], []
+) -> tuple[list[Candidate], tuple[Advice, ...], list[Prepared], DifferingNumbers]:
+    """Return what is tried, what is not and why, the runs of the former as prepared, their numbers.
+
+    The numbers are those in which trials of a method differ.
+    """
+    tried, excluded, prepared, numbers = [], [], [], DifferingNumbers()
     for candidate in offered:
         reason = reason_against(candidate.method, measured)
         if not reason:
             try:
                 settings = short.model_copy(update={"method": candidate.method})
                 prepared.append(prepare(settings, parts))
+                for run in _with_other_numbers(candidate, short):
+                    numbers.add(prepare(run, parts))
             except FedkeelError as error:  # FedAvg is prepared, so it is the method
                 reason = error.what.rstrip(".")
         if reason:
@@ -166,7 +174,16 @@ def _candidates(
     if not tried:
         reasons = "; ".join(f"{advice.method}: {advice.reason}" for advice in excluded)
         raise ConfigError("None of the methods can run here.", got=reasons)
-    return tried, tuple(excluded), prepared
+    return tried, tuple(excluded), prepared, numbers
+
+
+def _with_other_numbers(candidate: Candidate, short: RunSettings) -> list[RunSettings]:
+    """Return two of a method's trials, with other numbers of the method; none where all agree."""
+    axes = search_axes(candidate.method, search_space([candidate], short.local.lr, Space()))
+    points = points_of_numbers(axes)
+    if points[0] == points[1]:
+        return []
+    return [settings_at(point, axes, candidate.method, short) for point in points]
 
 
 def _plan(

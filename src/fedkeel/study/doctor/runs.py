@@ -13,7 +13,7 @@ from fedkeel.base.feature import declared_tables
 from fedkeel.config import Run as RunSettings
 from fedkeel.data.federation import Federation
 from fedkeel.engine.choose.engine_rule import EngineRule
-from fedkeel.engine.choose.parallel_runs import with_parallel_runs
+from fedkeel.engine.choose.parallel_runs import DifferingNumbers, with_parallel_runs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import DataError
 from fedkeel.features.diagnose.settings import diagnose_of
@@ -52,6 +52,7 @@ class ShortRuns:
         jobs: runs at a time.
         display: shows the progress.
         prepared: some of the runs, for which an engine is chosen.
+        numbers: of the methods, in which the runs differ.
     """
 
     def __init__(
@@ -61,13 +62,14 @@ class ShortRuns:
         jobs: int,
         display: ProgressDisplay,
         prepared: Sequence[Prepared],
+        numbers: DifferingNumbers,
     ) -> None:
         self._ingredients, self._out = ingredients, out
         self._jobs, self._display = jobs, display
         rule = EngineRule()
         for run in prepared:
             rule.add(run)
-        self._engine = with_parallel_runs(rule.choose(), prepared[0])
+        self._engine = with_parallel_runs(rule.choose(), prepared[0], numbers)
 
     def make(self, runs: Sequence[ShortRun]) -> list[list[RoundRecord] | None]:
         """Return the rows of each run, None where training diverged.
