@@ -40,9 +40,12 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float | Tensor 
     >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, scale=0.5)
     {'w': tensor([2.])}
     """
-    if isinstance(scale, torch.Tensor):
-        return {k: v + scale * b[k] for k, v in a.items()}
-    return {k: torch.add(v, b[k], alpha=scale) for k, v in a.items()}
+    return {k: plus(v, b[k], scale) for k, v in a.items()}
+
+
+def plus(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
+    """Return a + scale * b of two tensors, in one operation where the scale is a number."""
+    return a + scale * b if isinstance(scale, torch.Tensor) else torch.add(a, b, alpha=scale)
 
 
 def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:

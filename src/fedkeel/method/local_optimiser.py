@@ -43,10 +43,14 @@ def decayed(grads: Tree, params: Tree, decay: float, no_decay: frozenset[str]) -
     }
 
 
-def moments(m: Tree, v: Tree, grads: Tree, betas: tuple[float, float]) -> tuple[Tree, Tree]:
+def moments(
+    m: Tree, v: Tree, grads: Tree, betas: tuple[float | Tensor, float | Tensor]
+) -> tuple[Tree, Tree]:
     """Return Adam's moments after a step: beta m + (1 - beta) g, and the same of g^2 for v."""
     beta1, beta2 = betas
     m = tree.map(lambda g, m: torch.lerp(m, g, 1.0 - beta1), grads, m)
+    if isinstance(beta2, torch.Tensor):
+        return m, tree.map(lambda g, v: beta2 * v + (1.0 - beta2) * g * g, grads, v)
     v = tree.map(lambda g, v: torch.mul(v, beta2).addcmul(g, g, value=1.0 - beta2), grads, v)
     return m, v
 

@@ -246,8 +246,8 @@ class _Runs:
 
         Several jobs make them in other processes, and they are read here.
         """
-        made = {settings.method for settings in runs}
-        for method in filter(made.__contains__, self._form_of):  # as they were given
+        wanted = {settings.method for settings in runs}
+        for method in filter(wanted.__contains__, self._form_of):  # as they were given
             self._folders[method], self._results[method] = [], []
         with interrupts(self._display.stopping) as stop:
             if jobs > 1 and self._out is not None:

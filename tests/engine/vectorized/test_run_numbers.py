@@ -262,14 +262,9 @@ def test_dropout_is_tried_with_the_same_masks() -> None:
 # ---- all methods --------------------------------------------------------------------------------
 
 APART = {
-    "fedadamw.beta2",
     "fedala.lr",  # whose clients begin one by one
-    "fedcm.alpha",
-    "fedlada.beta2",
     "fedlc.tau",
     "fedmlb.lambda1",
-    "fedreg.eta_s",
-    "fedreg.ratio",
     "fedspeed.alpha",
     "gradma.w.margin",
     "topk.fraction",

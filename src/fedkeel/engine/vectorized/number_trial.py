@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from fedkeel.engine.vectorized.strategy import Strategy
 from fedkeel.engine.vectorized.trial import of_few_steps, smallest_clients
 from fedkeel.errors import first_line
 from fedkeel.method.context import Message
-from fedkeel.tree import Tree, walk
+from fedkeel.tree import State, Tree, walk
 
 STEPS = 2
 """Steps that are tried: in the first one a client is where it began, so nothing pulls it back."""
@@ -104,7 +105,8 @@ def _trained(
     if trainer.reasons:
         return trainer.reasons[-1]
     clients = groups[0].clients
-    state = {**clients.state, "kept": clients.client_state.state, "loss": clients.loss}
+    kept: dict[str, Any] = dict(clients.client_state.state)
+    state: State = {**clients.state, "kept": kept, "loss": clients.loss}
     return dict(walk(state))
 
 

@@ -68,7 +68,7 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
         past = tree.leaves(step.broadcast, "mean")
         alpha = self.alpha
         return tree.map(
-            lambda g, past: torch.mul(g, alpha).add_(past, alpha=1.0 - alpha), grads, past
+            lambda g, past: tree.plus(torch.mul(g, alpha), past, 1.0 - alpha), grads, past
         )
 
     def upload(self, round: Round) -> State:

@@ -103,7 +103,7 @@ class FedReg(Preparation, GradientRule, StepCorrection):
         x = only_tensor(examples.x, "FedReg")
         for _ in range(self.ascent):
             slope = step.input_grad(step.start, Batch(x, examples.y, examples.weight))
-            x = torch.add(x, torch.sign(slope), alpha=size)
+            x = tree.plus(x, torch.sign(slope), size)
         return x
 
     def gradient(self, params: Tree, step: Step) -> Tree:
