@@ -34,7 +34,7 @@ from fedkeel.config.local import Local
 from fedkeel.config.search_space import Range, Value
 from fedkeel.config.settings import Experiment
 from fedkeel.errors import CompositionError, FedkeelError
-from fedkeel.features.budget.policy import Policy
+from fedkeel.features.budget.policy import Policy, StatisticsPolicy
 from fedkeel.features.secure.legality import refusal
 from fedkeel.method.checks import INTERNAL_MEMBERS
 from fedkeel.method.context import ClientInfo, Outcome, Population, Round, RoundCohort, Step
@@ -523,7 +523,9 @@ def settings() -> str:
 
 def policy() -> str:
     """Return the reference of a site's own policy."""
-    return "\n".join([POLICY, *Said.by(Policy).about, *_keys("", Policy), ""])
+    out = [POLICY, *Said.by(Policy).about, *_keys("", Policy)]
+    out += ["", "## `[statistics]`", "", *Said.by(StatisticsPolicy).about]
+    return "\n".join([*out, *_keys("statistics", StatisticsPolicy), ""])
 
 
 def _tables(kind: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:

@@ -84,7 +84,7 @@ def _unescaped(help_text: str) -> str:
     return help_text.replace(r"\[", "[")
 
 
-COMMA_LISTS = ("--attacks", "--columns", "--methods")
+COMMA_LISTS = ("--attacks", "--columns", "--kinds", "--methods")
 """Options whose value is a list with commas. Given several times, their lists are joined."""
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from fedkeel.base.named_files import writing
 from fedkeel.cli.common import (
     JSON,
     QUIET,
@@ -18,6 +20,7 @@ from fedkeel.cli.common import (
     takes_experiment,
 )
 from fedkeel.cli.environment import ENVIRONMENT
+from fedkeel.errors import ConfigError
 
 
 @takes_experiment
@@ -28,6 +31,12 @@ def doctor(
         None, "--methods", help="Methods that are tried, separated by commas; all that suit else."
     ),
     jobs: int = typer.Option(1, "--jobs", min=1, help="Runs at a time."),
+    statistics: Path = typer.Option(
+        None, "--statistics", help="Judge the sites of this file of fedkeel flower stats."
+    ),
+    federation: str = typer.Option(
+        None, "--federation", help="Ask a federation that is up for them, by its name for flwr run."
+    ),
     out: Path = typer.Option(None, "--out", help="Folder of the runs; runs/NAME-doctor else."),
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -38,7 +47,8 @@ def doctor(
     It looks at the data, makes short runs of FedAvg, local and centralised training, and tries
     every method that can run, scored on training examples that are held out. It says beforehand
     how long that takes. It writes a page, and an experiment file that searches the three methods
-    with the best trials. Finished runs are used again: run the same command to continue.
+    with the best trials. Finished runs are used again: run the same command to continue. Of a
+    federation whose data stay on the nodes, it judges the statistics that sites consent to.
     """
     import json
 
@@ -47,6 +57,9 @@ def doctor(
 
     experiment = read_experiment(source)
     chosen = None if methods is None else split_expressions(methods)
+    if statistics is not None or federation is not None:
+        _judge_sites(experiment, statistics, federation, out, as_json)
+        return
 
     with many_imports():
         from fedkeel.cli.progress import shown_progress
@@ -70,3 +83,39 @@ def doctor(
     show(as_json, values, terminal_page(record))
     say(stderr(), f"page    {page}")
     say(stderr(), f"next    fedkeel tune {advised}")
+
+
+def _judge_sites(
+    experiment: Any,  # noqa: ANN401 - the settings are not imported before a command runs
+    statistics: Path | None,
+    federation: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Say what the statistics of sites tell by themselves."""
+    import json
+
+    with many_imports():
+        from fedkeel.records.files import write_text
+        from fedkeel.records.node_statistics import NodeStatistics
+        from fedkeel.report.doctor_page import write_doctor_page
+        from fedkeel.report.doctor_text import terminal_page
+        from fedkeel.study.doctor.nodes import judge_statistics
+
+    out = Path("runs") / f"{experiment.name}-doctor" if out is None else out
+    if statistics is not None and federation is None:
+        found = NodeStatistics.read(statistics)
+    elif federation is not None and statistics is None:
+        from fedkeel.flower.local.statistics import of_federation
+
+        found = of_federation(experiment, out, federation, "labels,moments")
+    else:
+        raise ConfigError("Give --statistics or --federation, and not both.")
+    record = judge_statistics(experiment, found)
+    values = record.to_json()
+    with writing(f"{out} cannot be written to."):
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "doctor.json", json.dumps(values, indent=1, allow_nan=False) + "\n")
+    page = page_written(lambda: write_doctor_page(record, out / "doctor.html"))
+    show(as_json, values, terminal_page(record))
+    say(stderr(), f"page    {page}")

@@ -19,6 +19,7 @@ from fedkeel.cli.common import (
     many_imports,
     page_written,
     say,
+    show,
     stderr,
     takes_experiment,
     values_of,
@@ -159,6 +160,51 @@ def export(
     say(console, f"next    {out / 'README.md'}")
     for page in pages:
         say(console, f"print   {page}")
+
+
+@app.command(cls=Command)
+@takes_experiment
+def stats(
+    source: ExperimentSource,
+    federation: str = typer.Option(
+        None, "--federation", help="A federation that is up, by its name for flwr run."
+    ),
+    data: list[str] = typer.Option(
+        None, "--data", help="Data of one node that is started here instead; repeatable."
+    ),
+    policy: Path = typer.Option(None, "--policy", help="Policy of the nodes that are started."),
+    kinds: str = typer.Option("all", "--kinds", help="Statistics to ask for, with commas."),
+    out: Path = typer.Option(None, "--out", help="Folder; runs/NAME-statistics else."),
+    secure: bool = typer.Option(False, "--secure", help="Use TLS and node keys here too."),
+    as_json: bool = JSON,
+) -> None:
+    """Ask sites for the statistics of their data that their policies consent to.
+
+    Labels, missing values, categories, moments and quantiles come as counts and sums, never as
+    examples; with flower.secure_aggregation only as sums over all sites.
+    """
+    _check_installed()
+    from fedkeel.cli.experiment import read_experiment
+
+    experiment = read_experiment(source)
+    with many_imports():
+        from fedkeel.flower.local.statistics import (
+            configs_with_policy,
+            of_federation,
+            of_local_nodes,
+        )
+        from fedkeel.flower.server.statistics import read_kinds
+        from fedkeel.report.statistics_text import statistics_page
+
+    chosen = ",".join(read_kinds(kinds))
+    out = Path("runs") / f"{experiment.name}-statistics" if out is None else out
+    if federation is not None and not data:
+        found = of_federation(experiment, out, federation, chosen)
+    else:
+        configs = configs_with_policy(experiment, data or [], policy, federation)
+        found = of_local_nodes(experiment, out, configs, chosen, secure)
+    show(as_json, found.to_json(), statistics_page(found))
+    say(stderr(), f"written {out}")
 
 
 @app.command(cls=Command)

@@ -47,7 +47,9 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
 
         return answer(file, read, message, context)
 
-    for register in (app.query("describe"), app.train(), app.train("survey")):
+    for question in ("describe", "statistics", "totals"):
+        app.query(question)(handle)
+    for register in (app.train(), app.train("survey")):
         register(handle)
     for register in (app.evaluate(), app.evaluate("pictures"), app.evaluate("personal")):
         register(handle)
@@ -63,6 +65,7 @@ def server_app(file: Path | str) -> ServerApp:
         file: the experiment, the same at the server and on every node.
     """
     from fedkeel.flower.server.serve import RunOptions, serve_and_report
+    from fedkeel.flower.server.statistics import report_statistics
 
     file, app = Path(file), ServerApp()
     add_flower_app(file)
@@ -72,8 +75,13 @@ def server_app(file: Path | str) -> ServerApp:
         _end_with_the_superlink()
         config = context.run_config
         options = RunOptions(Path(str(config.get("out") or "run")), bool(config.get("resume")))
+        kinds = str(config.get("statistics") or "")
         try:
-            serve_and_report(grid, read_experiment(file, context), options)
+            experiment = read_experiment(file, context)
+            if kinds:
+                report_statistics(grid, experiment, kinds, options.out)
+            else:
+                serve_and_report(grid, experiment, options)
             print(f"run     {options.out}", flush=True)
         except FedkeelError as error:
             print("\n".join(error.lines()), flush=True)

@@ -114,6 +114,7 @@ class DoctorRecord:
         input_distances: [C] distance of each client's mean input from that of all.
         experiment: an experiment file that searches the three; "" where the data were given in
             Python.
+        notes: what the findings do not rest on, and other things that a reader has to know.
     """
 
     name: str
@@ -137,6 +138,7 @@ class DoctorRecord:
     histogram: tuple[tuple[int, ...], ...] = ()
     input_distances: tuple[float, ...] = ()
     experiment: str = ""
+    notes: tuple[str, ...] = ()
 
     def finding(self, key: str) -> Finding | None:
         """Return the finding of this name, None where there is none."""

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedkeel.errors import printable
 from fedkeel.records.doctor import Advice, DoctorRecord, Level
 from fedkeel.report.formatting import enumeration, quoted
 from fedkeel.report.text_table import TextTable
@@ -25,12 +26,16 @@ def headline(record: DoctorRecord) -> str:
     """Return in one sentence what matters most."""
     problems = [item.title.lower() for item in record.findings if item.level == "problem"]
     summary = f"What stands out: {enumeration(problems, 5)}." if problems else "Nothing stands out."
+    if not record.advised:
+        return summary
     methods = enumeration([quoted(method) for method in record.methods])
     return f"{summary} Worth tuning: {methods}."
 
 
 def overview(record: DoctorRecord) -> str:
     """Return in one line what was examined."""
+    if not record.pilot:
+        return f"{record.clients:,} sites of a federation, judged by their statistics"
     groups = f", whole values of {record.held_out_by!r}" if record.held_out_by else ""
     judged = "the clients' personal models" if record.judges_personal else "one model for all"
     return (
@@ -71,13 +76,17 @@ def terminal_page(record: DoctorRecord) -> RenderableType:
         Text(overview(record), style="dim"),
         Text(""),
         _findings(record),
-        Text("Worth tuning", style="bold"),
-        _advice(record.advised, record),
-        Text(compared(record), style="dim"),
-        Text(""),
-        Text("Tried, and behind", style="bold"),
-        _behind(record),
     ]
+    if record.advised:
+        parts += [
+            Text("Worth tuning", style="bold"),
+            _advice(record.advised, record),
+            Text(compared(record), style="dim"),
+            Text(""),
+            Text("Tried, and behind", style="bold"),
+            _behind(record),
+        ]
+    parts += [Text(f"{printable(note)}\n", style="dim") for note in record.notes]
     if record.excluded:
         parts += [Text("Not tried", style="bold"), _advice(record.excluded, record)]
     parts.append(Text(headline(record)))

@@ -7,6 +7,7 @@ moment leaves a ledger that counts at least what has been sent.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from fedkeel.features.budget.policy import Policy, PolicyError
 from fedkeel.records.files import SEAL, is_intact, parse_json, sealed, synchronise, write_bytes
 from fedkeel.records.lock import waited_for
 
-FORMAT, READABLE = 2, (1, 2)
+FORMAT, READABLE = 3, (1, 2, 3)
 """Version of the file that is written, and those that are read."""
 
 
@@ -44,6 +45,8 @@ class Spent(Settings):
         planned: number of rounds of a run that is charged as a whole, 0 where each answer is.
         plan: digest of the experiment that such a run has.
         next_round: the first of its rounds that the client has not answered, nor any later one.
+        epsilon: of each release, with a delta of 0, where it is of counts and not of a sum with
+            Gaussian noise, which has a `sigma`; else 0.
     """
 
     run: str
@@ -58,6 +61,7 @@ class Spent(Settings):
     planned: int = 0
     plan: str = ""
     next_round: int = 0
+    epsilon: float = 0.0
 
     @property
     def release(self) -> Release:
@@ -68,7 +72,7 @@ class Spent(Settings):
     def kind(self) -> tuple[object, ...]:
         """What two spendings have in common that are counted together."""
         of_run = self.run, self.method, self.plan, self.planned
-        return *of_run, self.client, self.release, self.sigma
+        return *of_run, self.client, self.release, self.sigma, self.epsilon
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,24 @@ class Ledger:
         with self._locked():
             before = self.read()
             return self._charge(before, [_with_more(before, spending)], policy, "answer")
+
+    def charge_once(self, spendings: Sequence[Spent], policy: Policy) -> float:
+        """Write what some releases spend that are the same whenever they are asked for.
+
+        Those that are in the ledger already are paid for.
+
+        Raises:
+            PolicyError: as for `charge`.
+            RunError: the ledger cannot be read or written.
+        """
+        with self._locked():
+            before = self.read()
+            paid = {entry.kind for entry in before}
+            entries = list(before)
+            for spending in spendings:
+                if spending.kind not in paid:
+                    entries = _with_more(entries, spending)
+            return self._charge(before, [entries], policy, "answer")
 
     def charge_run(self, plan: Spent, round: int, policy: Policy) -> float:
         """Write what an answer to a round of a planned run spends; return the site's epsilon.
@@ -224,12 +246,15 @@ def _with_more(before: Sequence[Spent], spending: Spent) -> list[Spent]:
 def epsilon_of(entries: Sequence[Spent], policy: Policy) -> float:
     """Return the epsilon of releases together, at the policy's delta.
 
-    A site that plays several clients is counted as if all of them had the same examples.
+    A site that plays several clients is counted as if all of them had the same examples. Epsilons
+    of counts, which have a delta of 0, are added to that of the noisy sums.
     """
     delta = policy.delta
     if delta is None:
         raise PolicyError("A policy without a delta has no account.")
-    return composed_epsilon([(e.release, e.sigma, e.count) for e in entries], delta)
+    of_counts = math.fsum(entry.epsilon * entry.count for entry in entries)
+    sums = [(e.release, e.sigma, e.count) for e in entries if not e.epsilon]
+    return of_counts + composed_epsilon(sums, delta)
 
 
 @dataclass(frozen=True)
@@ -239,7 +264,7 @@ class RunSpent:
     Args:
         run: the server's name for the run.
         method: its method.
-        sigmas: noise of its releases, in units of their bounds.
+        sigmas: noise of its releases, in units of their bounds; empty of statistics.
         count: number of its releases.
         at: time of the last one.
         epsilon: of only this run.
@@ -274,8 +299,8 @@ def statement(entries: Sequence[Spent], policy: Policy) -> list[RunSpent]:
         costs.append(
             RunSpent(
                 run=run,
-                method=of_run[0].method,
-                sigmas=tuple(sorted({entry.sigma for entry in of_run})),
+                method=", ".join(dict.fromkeys(entry.method for entry in of_run)),
+                sigmas=tuple(sorted({entry.sigma for entry in of_run if not entry.epsilon})),
                 count=sum(entry.count for entry in of_run),
                 at=max(entry.at for entry in of_run),
                 epsilon=epsilon_of(of_run, policy),

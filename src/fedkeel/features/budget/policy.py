@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,11 @@ from fedkeel.base.named_files import expanded, read_regular
 from fedkeel.base.settings import Settings
 from fedkeel.config.toml import build, parse
 from fedkeel.errors import ConfigError, FedkeelError
+
+StatisticsKind = Literal["labels", "missing", "categories", "moments", "quantiles"]
+"""What a site may be asked to count; see `StatisticsPolicy`."""
+
+STATISTICS_KINDS: tuple[StatisticsKind, ...] = get_args(StatisticsKind)
 
 
 class PolicyError(FedkeelError):
@@ -22,6 +27,35 @@ class PolicyError(FedkeelError):
         facts = [f"got {self.got}"] if self.got is not None else []
         facts += [f"allowed {self.expected}"] if self.expected is not None else []
         return " ".join([self.what, "; ".join(facts)]).strip()
+
+
+class StatisticsPolicy(Settings):
+    """What a site counts for a server that asks for statistics; see the guide to Flower.
+
+    Args:
+        kinds: what it answers, nothing where it is empty: ``labels``, examples of each label;
+            ``missing``, missing values of each column; ``categories``, examples of each category;
+            ``moments``, mean and deviation of each column of numbers; ``quantiles``, their counts
+            in cells. A request for more is refused as a whole.
+        minimum: smallest count that is sent. A smaller one is counted as none, or with others.
+        epsilon: of noise that is added to the counts, for all `kinds` together, > 0. It protects
+            each example, and is charged to the ledger where the policy has an epsilon of its own.
+            ``moments`` have no such noise.
+    """
+
+    kinds: tuple[StatisticsKind, ...] = ()
+    minimum: int = Field(10, ge=1)
+    epsilon: float | None = Field(None, gt=0.0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if len(set(self.kinds)) < len(self.kinds):
+            raise ValueError("'kinds' names a kind twice")
+        if self.epsilon is not None and "moments" in self.kinds:
+            raise ValueError(
+                "'epsilon' is of counts, and 'moments' are none: leave them out of 'kinds'"
+            )
+        return self
 
 
 class Policy(Settings):
@@ -52,6 +86,7 @@ class Policy(Settings):
         sigma: the site's own noise on each update, in units of `clip`; it is of unit ``client``,
             and needs no trust in the server.
         ledger: file in which the site's spending is kept, beside the policy or at a path.
+        statistics: what the site counts for a server that asks for statistics.
     """
 
     epsilon: float | None = Field(None, gt=0.0)
@@ -66,6 +101,7 @@ class Policy(Settings):
     clip: float | None = Field(None, gt=0.0)
     sigma: float = Field(0.0, ge=0.0)
     ledger: str = Field("ledger.json", min_length=1)
+    statistics: StatisticsPolicy = StatisticsPolicy()
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -81,6 +117,14 @@ class Policy(Settings):
                 "'sigma' is noise on a whole update: set unit = 'client', which protects each "
                 "example too"
             )
+        if self.epsilon is not None and self.statistics.kinds:
+            if self.unit == "client":
+                raise ValueError(
+                    "'statistics' have noise that protects an example, and unit = 'client' asks "
+                    "for more: leave their 'kinds' out"
+                )
+            if self.statistics.epsilon is None:
+                raise ValueError("'statistics' needs an 'epsilon' where the site counts its own")
         return self
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedkeel.base.named_files import expanded
 from fedkeel.config import Experiment
+from fedkeel.data.dataset import Dataset
 from fedkeel.errors import ConfigError
 from fedkeel.features.budget.kept_noise import noise_kept_in
 from fedkeel.features.budget.policy import Policy, read_policy
@@ -19,6 +20,7 @@ from fedkeel.flower.node.local_data import read_local_data
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.sent_settings import check_sent
 from fedkeel.flower.node.signing import read_signing
+from fedkeel.flower.node.statistics import OwnData, as_it_is, check_same_data
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.runner.features import check_nodes
 from fedkeel.runner.ingredients import gather
@@ -70,6 +72,7 @@ def make_node(
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
     folder, policy = state_folder(config), site_policy(config)
     check_sent(experiment if installed is None else installed, experiment, policy)
+    check_same_data(experiment if installed is None else installed, experiment, kind)
     if policy is not None:
         check_settings(policy, experiment, kind)
     place = Hardware.read(config).place(experiment.engine, policy)
@@ -84,7 +87,16 @@ def make_node(
     if not has_own_data:
         clients, name = frozenset(range(number, prepared.population.clients, max(nodes, 1))), ""
     guard = None if policy is None else Guard(policy, prepared)
-    return Node(prepared, clients, folder, name, guard, signing, place)
+    own_data = None
+    if has_own_data:
+        own_data = OwnData(experiment.data, partial(_as_it_is, experiment, data, number))
+    return Node(prepared, clients, folder, name, guard, signing, place, own_data)
+
+
+def _as_it_is(experiment: Experiment, source: object, client: int) -> Dataset:
+    """Return all examples of a node's own data, for statistics."""
+    as_they_are = experiment.model_copy(update={"data": as_it_is(experiment.data)})
+    return read_local_data(as_they_are, source, client).clients(experiment.seed).data
 
 
 def site_policy(config: Mapping[str, object]) -> Policy | None:

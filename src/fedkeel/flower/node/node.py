@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from flwr.app import MetricRecord, RecordDict
 from torch import Tensor
@@ -28,6 +29,7 @@ from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.features.attackers.feature import attack_of
+from fedkeel.features.secure.primitives import Words
 from fedkeel.flower.data_on_nodes import NODES
 from fedkeel.flower.node.choose_training import make_training
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
@@ -37,6 +39,7 @@ from fedkeel.flower.node.hardware import PLAIN, Place
 from fedkeel.flower.node.log import log_error, public_reason
 from fedkeel.flower.node.secure_sums import SecureSums, refuse_single_updates
 from fedkeel.flower.node.signing import UNSIGNED, Signing
+from fedkeel.flower.node.statistics import OwnData, SiteStatistics
 from fedkeel.flower.node.training import ClientStart, Training
 from fedkeel.flower.protocol import (
     DESCRIBE,
@@ -58,7 +61,14 @@ from fedkeel.flower.protocol import (
     Request,
     TrainingReply,
 )
-from fedkeel.flower.secure_protocol import KEYS, MASKED, SHARES, UNMASK, KeysRequest
+from fedkeel.flower.secure_protocol import KEYS, MASKED, SHARES, UNMASK, VECTOR, KeysRequest
+from fedkeel.flower.statistics_protocol import (
+    STATISTICS,
+    TOTALS,
+    StatisticsReply,
+    StatisticsRequest,
+    TotalsRequest,
+)
 from fedkeel.flower.wire import (
     DIAGNOSTICS,
     HEADER,
@@ -102,6 +112,7 @@ class Node:
         guard: enforces the site's own policy, None where it has none.
         signing: signs the node's keys in secure sums, and says whose keys it takes.
         place: where the clients are trained, and by which engine.
+        own_data: the node's own data as they are, for statistics; None where it has none.
     """
 
     prepared: Prepared
@@ -111,6 +122,7 @@ class Node:
     guard: Guard | None = None
     signing: Signing = UNSIGNED
     place: Place = PLAIN
+    own_data: OwnData | None = None
 
     @cached_property
     def training(self) -> Training:
@@ -142,8 +154,9 @@ class Node:
         """Return the reply to a message of Flower.
 
         Args:
-            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PERSONAL`, `PICTURES` or `DESCRIBE`; or
-                a step of a secure sum: `KEYS`, `SHARES`, `MASKED` or `UNMASK`.
+            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PERSONAL`, `PICTURES`, `STATISTICS` or
+                `DESCRIBE`; or a step of a secure sum: `KEYS`, `SHARES`, `MASKED`, `TOTALS` or
+                `UNMASK`.
             content: what it holds.
 
         Raises:
@@ -168,6 +181,8 @@ class Node:
             SHARES: self._secure_sums.share,
             MASKED: self.train_for_sum,
             UNMASK: self._secure_sums.unmask,
+            STATISTICS: self.count_examples,
+            TOTALS: self.count_for_sum,
         }
         return handlers[kind](content)
 
@@ -450,6 +465,40 @@ class Node:
         description = describe(*of, self._report)
         return RecordDict({HEADER: description.record()})
 
+    @cached_property
+    def _statistics(self) -> SiteStatistics:
+        policy = None if self.guard is None else self.guard.policy
+        return SiteStatistics(policy, self.own_data, self.folder)
+
+    def count_examples(self, content: RecordDict) -> RecordDict:
+        """Return the statistics of this site that its policy consents to.
+
+        Raises:
+            WireError: it is not a request of this run, or not for this node.
+            PolicyError: the site's operator has not consented.
+        """
+        header, words = self._counted(StatisticsRequest.read(content))
+        return _vector_content(header, words)
+
+    def count_for_sum(self, content: RecordDict) -> RecordDict:
+        """Return the same under a mask, for a secure sum.
+
+        Raises:
+            WireError: it is not a request of this run, or not for this node.
+            PolicyError: the site's operator has not consented.
+            SecureSumError: the node has no part in this sum.
+        """
+        request = TotalsRequest.read(content)
+        header, words = self._counted(request)
+        subject = self._statistics.subject(self.clients)
+        return _vector_content(header, self._secure_sums.masked_counts(request, words, subject))
+
+    def _counted(self, request: StatisticsRequest) -> tuple[StatisticsReply, Words]:
+        """Return the answer to a request for statistics, without a mask."""
+        self._check(request)
+        described = describe(self.prepared, self.clients, self.name, self.agreement)
+        return self._statistics.answer(request, described)
+
     def _setup(self, request: Request) -> TrainingSetup:
         """Return the setup with inputs as a request wants them: standardised like all nodes'.
 
@@ -544,3 +593,8 @@ class Node:
                 got=min(others),
                 expected=f"one of {sorted(self.clients)[:8]}",
             )
+
+
+def _vector_content(header: StatisticsReply, words: Words) -> RecordDict:
+    tensors = pack({VECTOR: torch.from_numpy(words.view(np.int64))})
+    return RecordDict({HEADER: header.record(), TENSORS: tensors})

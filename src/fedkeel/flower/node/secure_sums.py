@@ -49,17 +49,18 @@ from fedkeel.flower.secure_protocol import (
     session_of,
     texts,
 )
+from fedkeel.flower.statistics_protocol import STATISTICS, TotalsRequest
 from fedkeel.flower.wire import HEADER, TENSORS, WireError, pack
 from fedkeel.method.round_values import Reply
 from fedkeel.tree import Tree
 
 NOT_FINITE = "made NaN or infinity, and sent nothing"
 
-SumStep = KeysRequest | SharesRequest | SumRequest | UnmaskRequest
+SumStep = KeysRequest | SharesRequest | SumRequest | TotalsRequest | UnmaskRequest
 """What the server says of a sum in each step: the run, the round, the number of the node."""
 
-SINGLE = (TRAIN, SURVEY)
-"""Messages whose answers are single clients'."""
+SINGLE = {TRAIN: "updates", SURVEY: "updates", STATISTICS: "sites' statistics"}
+"""Messages whose answers are single clients', and what these are."""
 
 
 def refuse_single_updates(prepared: Prepared, kind: str) -> None:
@@ -70,7 +71,8 @@ def refuse_single_updates(prepared: Prepared, kind: str) -> None:
     """
     if prepared.settings.flower.secure_aggregation and kind in SINGLE:
         raise WireError(
-            "The server asks for single updates, and the experiment has secure aggregation.",
+            f"The server asks for single {SINGLE[kind]}, and the experiment has secure "
+            "aggregation.",
             do="use the same experiment file at the server and here",
         )
 
@@ -204,6 +206,24 @@ class SecureSums:
             )
             records[TENSORS] = pack({VECTOR: torch.from_numpy(vector.view(np.int64))})
         return records
+
+    def masked_counts(self, wanted: TotalsRequest, counts: Words, subject: str) -> Words:
+        """Return statistics under a mask.
+
+        Args:
+            wanted: what the server says of the sum.
+            counts: the numbers.
+            subject: digest of the data that they are of.
+
+        Raises:
+            SecureSumError: the node has no part in this sum.
+        """
+        secrets = self._file(wanted).take(session_of(wanted))
+        participant, vector = secrets.participant.masked(
+            counts, by_node(wanted.shares), by_node(wanted.bound)
+        )
+        self._file(wanted).save(replace(secrets, participant=participant, subject=subject))
+        return vector
 
     def unmask(self, content: RecordDict) -> RecordDict:
         """Return the shares by which the sum is unmasked, for one set of nodes.

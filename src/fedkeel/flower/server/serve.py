@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -84,9 +84,25 @@ def serve_and_report(grid: Grid, experiment: Experiment, options: RunOptions) ->
     Raises:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
+    with reported(options.out) as ended:
+        ended.append(serve(grid, experiment, options).record.status)
+
+
+@contextmanager
+def reported(out: Path) -> Iterator[list[str]]:
+    """Write how what is done meanwhile ended, beside the logs of a local federation.
+
+    Args:
+        out: folder of the results.
+
+    Yields:
+        A list for the status with which it ended; without one it has failed.
+    """
+    statuses: list[str] = []
     outcome = RunEnd("failed", "The server's app ended.")
     try:
-        outcome = RunEnd(serve(grid, experiment, options).record.status)
+        yield statuses
+        outcome = RunEnd(statuses[-1])
     except FedkeelError as error:
         got = None if error.got is None else str(error.got)
         outcome = RunEnd("failed", error.what, got, error.do)
@@ -95,7 +111,7 @@ def serve_and_report(grid: Grid, experiment: Experiment, options: RunOptions) ->
         outcome = RunEnd("failed", outcome.what, f"{type(error).__name__}: {error!s:.200}")
         raise
     finally:
-        folder = options.out / "flower"
+        folder = out / "flower"
         if folder.is_dir():
             with suppress(OSError):  # a full disk, which the run's own error has said
                 outcome.write(folder)

@@ -29,7 +29,8 @@ def findings(m: Measurements) -> tuple[Finding, ...]:
     return tuple(finding for finding in answers if finding is not None)
 
 
-def _level(value: float, notable: float, problem: float) -> Level:
+def level_of(value: float, notable: float, problem: float) -> Level:
+    """Return how much a number matters, by two bounds."""
     if math.isnan(value):
         return "unknown"
     return "problem" if value >= problem else "notable" if value >= notable else "fine"
@@ -40,7 +41,7 @@ def labels(m: Measurements) -> Finding | None:
     skew = m.labels
     if skew is None:
         return None
-    level = _level(skew.beyond_chance, LABELS_DIFFER, LABELS_DIFFER_MUCH)
+    level = level_of(skew.beyond_chance, LABELS_DIFFER, LABELS_DIFFER_MUCH)
     what = "Labels" if m.has_labels else "Target tokens"
     verdict = {
         "fine": "are distributed alike",
@@ -70,7 +71,7 @@ def targets(m: Measurements) -> Finding | None:
     skew = m.targets
     if skew is None:
         return None
-    level = _level(skew.between, TARGETS_NOTABLE, TARGETS_PROBLEM)
+    level = level_of(skew.between, TARGETS_NOTABLE, TARGETS_PROBLEM)
     return Finding(
         "targets",
         "Target skew",
@@ -85,7 +86,7 @@ def targets(m: Measurements) -> Finding | None:
 def sizes(m: Measurements) -> Finding:
     """How the numbers of examples differ."""
     skew = m.sizes
-    level = _level(skew.gini, GINI_NOTABLE, GINI_PROBLEM)
+    level = level_of(skew.gini, GINI_NOTABLE, GINI_PROBLEM)
     steps = (
         ""
         if m.steps[0] == m.steps[1]
@@ -125,7 +126,7 @@ def inputs(m: Measurements) -> Finding | None:
     if known is None:
         return Finding("inputs", "Input skew", "unknown", moments, numbers)
     beyond = ", labels apart," if m.has_labels else ""
-    level = _level(m.input_skew, INPUTS_NOTABLE, INPUTS_DIFFER)
+    level = level_of(m.input_skew, INPUTS_NOTABLE, INPUTS_DIFFER)
     return Finding(
         "inputs",
         "Input skew",
@@ -168,7 +169,7 @@ def drift(m: Measurements) -> Finding:
     if math.isnan(m.conflict):
         says = "Not measured: a round has only one client."
         return Finding("drift", "Conflict and drift", "unknown", says, numbers)
-    level = _level(m.conflict, CONFLICT_NOTABLE, CONFLICT_PROBLEM)
+    level = level_of(m.conflict, CONFLICT_NOTABLE, CONFLICT_PROBLEM)
     return Finding(
         "drift",
         "Conflict and drift",
@@ -187,7 +188,7 @@ def forgetting(m: Measurements) -> Finding:
         "loss_before": m.diagnostics.get("forgetting.loss_before", math.nan),
         "lost_accuracy": m.diagnostics.get("forgetting.by_class", math.nan),
     }
-    level = _level(m.forgetting, FORGETTING_NOTABLE, FORGETTING_PROBLEM)
+    level = level_of(m.forgetting, FORGETTING_NOTABLE, FORGETTING_PROBLEM)
     if level == "unknown":
         says = "Not measured: it takes two rounds of one shared model."
         return Finding("forgetting", "Forgetting", level, says, numbers)

@@ -1,0 +1,157 @@
+"""The cells in which sites count values: the same everywhere, so that counts of sites add up.
+
+They are those of a floating-point number of 11 bits: 16 cells for each doubling of a value, so a
+cell is at most a sixteenth as wide as its values are large. Nobody chooses them, so no two answers
+of a site have a difference that would tell of a few examples.
+
+A site sends no small count. What is too few for a cell counts in the smallest cell of a binary tree
+above it that has enough of such examples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+LEAVES = 2**11
+"""Cells that have no cell within them."""
+
+CELLS = 2 * LEAVES - 1
+"""All cells of the tree: the leaves in order, then pairs of them, and so on to the whole line."""
+
+STEPS = 16
+"""Cells of each doubling."""
+
+SMALLEST = -31
+"""Values smaller than 2 to this power are in cells of equal width."""
+
+
+@cache
+def edges() -> Floats:
+    """Return the [LEAVES + 1] edges of the leaves, ascending, infinite at both ends."""
+    blocks = LEAVES // 2 // STEPS
+    within = np.arange(STEPS) / STEPS
+    doublings = [2.0 ** (SMALLEST + block) * (1.0 + within) for block in range(blocks - 1)]
+    positive = np.concatenate([2.0**SMALLEST * within, *doublings, [math.inf]])
+    return np.concatenate([-positive[:0:-1], positive])
+
+
+@cache
+def intervals() -> tuple[Floats, Floats]:
+    """Return the lower and the upper edge of each cell, [CELLS] each."""
+    low, high = edges()[:-1], edges()[1:]
+    lows, highs = [low], [high]
+    while len(low) > 1:
+        low, high = low[::2], high[1::2]
+        lows.append(low)
+        highs.append(high)
+    return np.concatenate(lows), np.concatenate(highs)
+
+
+def leaf_counts(values: Floats) -> Counts:
+    """Return [LEAVES] how many values each leaf has, of those from its lower edge on."""
+    places = np.searchsorted(edges(), values, side="right") - 1
+    counts: Counts = np.bincount(places, minlength=LEAVES)
+    return counts
+
+
+def merged(leaves: Counts, minimum: int) -> Counts:
+    """Return [CELLS] counts of which none is smaller than a minimum, but for 0.
+
+    What is left of fewer than that counts in the last cell, which is the whole line.
+
+    >>> cells = merged(leaf_counts(np.array([1.0, 1.01, 1.02, 1.1, 1.2, 1.3])), 3)
+    >>> low, high = intervals()
+    >>> [(low[i], high[i], int(cells[i])) for i in np.flatnonzero(cells)]
+    [(1.0, 1.0625, 3), (1.0, 1.5, 3)]
+    """
+    levels, rest = [], leaves
+    while len(rest) > 1:
+        shown = np.where(rest >= minimum, rest, 0)
+        levels.append(shown)
+        rest = (rest - shown).reshape(-1, 2).sum(axis=1)
+    return np.concatenate([*levels, rest])
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """The smallest value that at least a share of all values are not above.
+
+    Args:
+        share: of the values, in (0, 1).
+        value: an estimate; None where too little is known.
+        low: the value is at least this; None where nothing bounds it.
+        high: it is at most this, likewise.
+    """
+
+    share: float
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def quantiles(cells: Counts, shares: Sequence[float]) -> tuple[Quantile, ...]:
+    """Return quantiles of values that were counted in cells [CELLS].
+
+    The k-th smallest value lies between the k-th smallest of the lower and of the upper edges of
+    the values' cells. Within that, values are taken to lie evenly in their cells.
+    """
+    places = np.flatnonzero(cells > 0)
+    if not len(places):
+        return tuple(Quantile(share, None, None, None) for share in shares)
+    lows, highs = (ends[places] for ends in intervals())
+    counts = cells[places]
+    total = int(counts.sum())
+    has_ends = np.isfinite(lows) & np.isfinite(highs)
+    evenly = _Evenly.of(lows[has_ends], highs[has_ends], counts[has_ends])
+    found = []
+    for share in shares:
+        rank = max(math.ceil(round(share * total, 9)), 1)
+        low, high = _ranked(lows, counts, rank), _ranked(highs, counts, rank)
+        value = None if evenly is None else float(np.clip(evenly.value(share), low, high))
+        ends = (end if math.isfinite(end) else None for end in (low, high))
+        found.append(Quantile(share, value, *ends))
+    return tuple(found)
+
+
+def _ranked(ends: Floats, counts: Counts, rank: int) -> float:
+    """Return the end of the cell of the value of a rank, where values are ordered by ends."""
+    order = np.argsort(ends, kind="stable")
+    place = int(np.searchsorted(np.cumsum(counts[order]), rank))
+    return float(ends[order][place])
+
+
+@dataclass(frozen=True)
+class _Evenly:
+    """The distribution of values that lie evenly in their cells.
+
+    Args:
+        at: edges, ascending.
+        below: how many values are below each.
+    """
+
+    at: Floats
+    below: Floats
+
+    @classmethod
+    def of(cls, lows: Floats, highs: Floats, counts: Counts) -> _Evenly | None:
+        """Return that of cells with two ends, None where there are none."""
+        if not len(lows):
+            return None
+        at = np.unique(np.concatenate([lows, highs]))
+        below = np.zeros(len(at))
+        for low, high, count in zip(lows, highs, counts, strict=True):
+            below += count * np.clip((at - low) / (high - low), 0.0, 1.0)
+        return cls(at, below)
+
+    def value(self, share: float) -> float:
+        """Return a quantile."""
+        return float(np.interp(share * self.below[-1], self.below, self.at))

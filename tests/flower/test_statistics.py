@@ -1,0 +1,376 @@
+"""Statistics of sites: the right numbers, no small counts, and none without consent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, RecordDict
+from rich.console import Console
+
+from each import each
+from fedkeel.errors import ConfigError, RunError, TrainingError
+from fedkeel.features.budget.ledger import Ledger, epsilon_of
+from fedkeel.features.budget.policy import PolicyError, read_policy
+from fedkeel.flower.node import count_noise
+from fedkeel.flower.node.configuration import make_node
+from fedkeel.flower.node.count_noise import CountNoise, deviation
+from fedkeel.flower.server.statistics import SHARES_OF_VALUES, collect, read_kinds
+from fedkeel.flower.statistics_protocol import STATISTICS, TOTALS
+from fedkeel.flower.wire import WireError
+from fedkeel.records.node_statistics import FILE, ColumnStatistics, NodeStatistics
+from fedkeel.report.statistics_text import statistics_page
+from in_process_grid import InProcessGrid, changed, header_of, with_header
+from sites import ALL, DATA, FIRST, QUICK, SIZES, experiment, grid_of, write_tables
+
+
+def pooled(tables: list[dict[str, list[Any]]], name: str) -> np.ndarray:
+    values = [value for table in tables for value in table[name] if value is not None]
+    return np.array(values)
+
+
+def check_numbers(column: ColumnStatistics, values: np.ndarray, missing: int) -> None:
+    """Compare with numpy on the values themselves; the table is read in float32."""
+    assert column.missing == missing
+    assert column.known == len(values)
+    assert column.mean == pytest.approx(values.mean(), rel=1e-6)
+    assert column.deviation == pytest.approx(values.std(), rel=1e-6)
+    assert [item.share for item in column.quantiles] == list(SHARES_OF_VALUES)
+    for item in column.quantiles:
+        exact = float(np.quantile(values, item.share, method="inverted_cdf"))
+        assert item.low is not None
+        assert item.high is not None
+        assert item.value is not None
+        slack = 1e-6 * abs(exact)
+        assert item.low - slack <= exact <= item.high + slack
+        assert item.high - item.low <= max(abs(item.low), abs(item.high)) / 16
+        assert item.low <= item.value <= item.high
+
+
+def check_totals(found: NodeStatistics, tables: list[dict[str, list[Any]]]) -> None:
+    total = found.total
+    assert total.examples == sum(SIZES)
+    assert total.labels is not None
+    labels = pooled(tables, "kind")
+    assert total.labels.shown == (*(int((labels == n).sum()) for n in ("no", "yes")), 0)
+    age, dose, sex, balance = total.columns
+    assert [column.name for column in total.columns] == ["age", "dose", "sex", "balance"]
+    check_numbers(age, pooled(tables, "age"), 0)
+    check_numbers(balance, pooled(tables, "balance"), 0)
+    known = pooled(tables, "dose")
+    check_numbers(dose, known, sum(SIZES) - len(known))
+    assert (sex.missing, sex.mean, sex.quantiles) == (3, None, ())
+    assert sex.counts is not None
+    of_sex = pooled(tables, "sex")
+    assert sex.counts.shown == (int((of_sex == "f").sum()), int((of_sex == "m").sum()), 0)
+    assert sex.counts.rest == 0
+
+
+def test_the_statistics_of_sites_are_those_of_the_pooled_tables(tmp_path: Path) -> None:
+    """Though the run standardises the columns and fills their gaps."""
+    tables, made = write_tables(tmp_path), experiment()
+    found = collect(grid_of(tmp_path, made), made, read_kinds("all"))
+    check_totals(found, tables)
+    assert [site.name for site in found.sites] == ["site 0", "site 1", "site 2"]
+    for site, table in zip(found.sites, tables, strict=True):
+        assert site.columns[0].mean == pytest.approx(np.mean(table["age"]), rel=1e-6)
+        assert site.labels is not None
+        assert site.labels.shown[1] == table["kind"].count("yes")
+    found.write(tmp_path)
+    assert NodeStatistics.read(tmp_path / FILE) == found
+    stream = StringIO()
+    Console(width=80, file=stream).print(statistics_page(found))
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "site 2" in text
+    assert f"{sum(SIZES)}" in text
+
+
+def test_secure_sums_have_the_same_totals_and_nothing_of_one_site(tmp_path: Path) -> None:
+    tables = write_tables(tmp_path)
+    made = experiment(flower={**QUICK, "secure_aggregation": True, "secure_minimum": 3})
+    sent: list[RecordDict] = []
+    grid = grid_of(tmp_path, made)
+
+    def keeps(kind: str, reply: RecordDict) -> RecordDict:
+        if kind == TOTALS:
+            sent.append(reply)
+        return reply
+
+    grid.edits = dict.fromkeys(grid.nodes, keeps)
+    found = collect(grid, made, read_kinds("all"))
+    check_totals(found, tables)
+    assert found.is_secure
+    assert [(s.examples, s.labels, s.columns) for s in found.sites] == [
+        (size, None, ()) for size in SIZES
+    ]
+    assert len(sent) == 3
+    for reply in sent:  # masked numbers have no zeros, of which an answer is full
+        values = np.frombuffer(reply["tensors"]["vector"].data[-80_000:], dtype=np.int64)
+        assert (values == 0).sum() == 0
+    again = collect(grid, made, ("labels",))  # the same nodes may be asked again
+    assert again.total.labels == found.total.labels
+
+
+def test_a_single_sites_statistics_are_refused_where_sums_are_secure(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    made = experiment(flower={**QUICK, "secure_aggregation": True})
+    grid = grid_of(tmp_path, made)
+    asked: list[RecordDict] = []
+
+    def keeps(node: int, kind: str, content: RecordDict) -> RecordDict:
+        if kind == TOTALS:
+            asked.append(content)
+        return content
+
+    grid.ask = keeps
+    collect(grid, made, ("labels",))
+    values = header_of(asked[0])
+    for name in ("node", "shares", "bound"):
+        values.pop(name)
+    with pytest.raises(WireError, match="asks for single sites' statistics"):
+        grid.nodes[FIRST].reply(STATISTICS, with_header(asked[0], values))
+
+
+def test_a_second_sum_of_other_nodes_is_refused(tmp_path: Path) -> None:
+    """The difference of the two would be what one site has."""
+    write_tables(tmp_path)
+    made = experiment(flower={**QUICK, "secure_aggregation": True})
+    grid = grid_of(tmp_path, made)
+    collect(grid, made, ("labels",))
+    grid.edits = {FIRST + 2: lambda kind, reply: None if kind == TOTALS else reply}
+    with pytest.raises(RunError, match="cannot be unmasked") as caught:
+        collect(grid, made, ("missing",))
+    assert any("sum of other nodes" in reason for reason in grid.refused), caught.value
+
+
+def test_small_counts_are_not_told(tmp_path: Path) -> None:
+    """Nor what is left of a sum: one label that is withheld takes another one with it."""
+    tables, made = write_tables(tmp_path), experiment()
+    policy = f"[statistics]\n{ALL}\nminimum = 16\n"
+    found = collect(grid_of(tmp_path, made, policy), made, read_kinds("all"))
+    for site, table in zip(found.sites, tables, strict=True):
+        assert site.minimum == 16
+        assert site.labels is not None
+        counts = [table["kind"].count(name) for name in ("no", "yes")]
+        shown, rest = site.labels.shown, site.labels.rest
+        assert sum(shown) + rest == len(table["kind"])
+        assert all(count == 0 or count >= 16 for count in (*shown, rest))
+        if min(counts) >= 16:
+            assert shown[:2] == tuple(counts)
+        age, dose, sex, _ = site.columns
+        gaps = table["dose"].count(None)
+        assert dose.missing == (gaps if gaps >= 16 else 0)
+        assert dose.known == len(table["dose"]) - dose.missing
+        known = [value for value in table["dose"] if value is not None]
+        assert dose.mean == pytest.approx(np.mean(known), rel=1e-6)
+        assert dose.deviation == pytest.approx(np.std(known), rel=1e-6)
+        assert sex.missing == 0
+        assert sex.counts is not None
+        assert sum(sex.counts.shown) + sex.counts.rest == len(table["sex"])
+        assert all(count == 0 or count >= 16 for count in (*sex.counts.shown, sex.counts.rest))
+        for item in age.quantiles:
+            exact = np.quantile(table["age"], item.share, method="inverted_cdf")
+            assert item.low is None or item.low <= exact
+            assert item.high is None or exact <= item.high
+    too_small = f"[statistics]\n{ALL}\nminimum = 61\n"
+    grid = grid_of(tmp_path, made, site0=too_small)
+    first = collect(grid, made, read_kinds("all")).sites[0]
+    assert first.examples == 60
+    assert first.labels is not None
+    assert (first.labels.shown, first.labels.rest) == ((0, 0, 0), 0)
+    assert first.columns[0].mean is None
+
+
+def test_nothing_is_answered_without_consent(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    made = experiment()
+    some = '[statistics]\nkinds = ["labels"]\nminimum = 1\n'
+    grid = grid_of(tmp_path, made, site0="min_clients = 1\n", site1=some)
+    found = collect(grid, made, ("labels", "missing"))
+    assert [site.name for site in found.sites] == ["site 2"]
+    assert found.total.examples == SIZES[2]
+    (first, second) = sorted(found.faults.items(), key=lambda item: item[1])
+    assert first[1] == (0,)
+    assert "has not consented to these statistics. got labels, missing; allowed none" in first[0]
+    assert "got missing; allowed labels" in second[0]
+    without = {number: replace(node, guard=None) for number, node in grid.nodes.items()}
+    with pytest.raises(RunError, match="No site has answered") as caught:
+        collect(InProcessGrid(without), made, ("labels",))
+    assert "has not consented" in str(caught.value)
+
+
+@each(
+    "change, reason",
+    [
+        ({"kinds": ["examples"]}, "'kinds.0' is wrong"),
+        ({"kinds": []}, "'kinds' is wrong"),
+        ({"columns": []}, "other columns or labels"),
+        ({"columns": [{"name": "age", "categories": None}]}, "other columns or labels"),
+        ({"classes": 2}, "other columns or labels"),
+        ({"classes": -1}, "'classes' is wrong"),
+        ({"bins": 10}, "'bins' is wrong"),
+        ({"data_digest": "0"}, "not those that the run began with"),
+        ({"clients": [{"client": 2, "steps_done": 0, "state_round": 0, "state_digest": "",
+                       "checkpoint_round": 0}]}, "a client that this node does not play"),
+    ],
+)  # fmt: skip
+def test_requests_that_are_not_as_they_should_be_are_refused(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    write_tables(tmp_path)
+    made = experiment()
+    grid = grid_of(tmp_path, made)
+
+    def lies(node: int, kind: str, content: RecordDict) -> RecordDict:
+        return changed(content, **change) if kind == STATISTICS and node == FIRST else content
+
+    grid.ask = lies
+    found = collect(grid, made, ("labels",))
+    assert [site.name for site in found.sites] == ["site 1", "site 2"]
+    assert any(reason in text for text in grid.refused), grid.refused
+
+
+def test_a_server_cannot_choose_other_columns_or_rows(tmp_path: Path) -> None:
+    """By the difference of two answers it would learn of few examples."""
+    write_tables(tmp_path)
+    installed = experiment()
+    sent = experiment(data={**DATA, "test_fraction": 0.3})
+    values = {"partition-id": 0, "data": str(tmp_path / "0.csv"), "state": str(tmp_path)}
+    make_node(sent, values, installed)
+    for kind in (STATISTICS, TOTALS):
+        with pytest.raises(PolicyError, match="statistics of other data"):
+            make_node(sent, values, installed, kind)
+
+
+def test_numbers_that_no_site_can_have_are_left_out(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    made = experiment()
+    grid = grid_of(tmp_path, made)
+
+    def lies(kind: str, reply: RecordDict) -> RecordDict:
+        if kind != STATISTICS:
+            return reply
+        array = np.frombuffer(reply["tensors"]["vector"].data, dtype=np.uint8).copy()
+        array[-8:] = np.array([10**6], dtype=np.int64).view(np.uint8)
+        wrong = Array("int64", reply["tensors"]["vector"].shape, "numpy.ndarray", array.tobytes())
+        return RecordDict({**reply, "tensors": ArrayRecord({"vector": wrong})})
+
+    grid.edits = {FIRST + 1: lies}
+    found = collect(grid, made, ("labels",))
+    assert [site.name for site in found.sites] == ["site 0", "site 2"]
+    assert "A site counts more labels than it has examples, or fewer than 0." in found.faults
+
+
+# --- noise ---------------------------------------------------------------------------------------
+
+NOISY = '[statistics]\nkinds = ["labels", "missing"]\nminimum = 1\nepsilon = 1.0\n'
+
+
+def test_noise_has_the_deviation_and_the_distribution_that_are_said() -> None:
+    """P(|Z| >= k) of the difference of two geometric variables, over 40,000 draws of one key."""
+    noise = CountNoise(bytes(range(32)), epsilon=1.0)
+    zeros = np.zeros(40_000, dtype=np.int64)
+    drawn = noise.added("labels", "", zeros, sensitivity=2, of=1)
+    assert drawn.std() == pytest.approx(deviation(0.5), rel=0.02)
+    assert abs(drawn.mean()) < 4 * deviation(0.5) / 200
+    for k in (1, 3, 6):
+        expected = 2 * math.exp(-0.5 * k) / (1 + math.exp(-0.5))
+        assert (np.abs(drawn) >= k).mean() == pytest.approx(expected, rel=0.06)
+    assert noise.deviations == {"labels": deviation(0.5)}
+    again = CountNoise(bytes(range(32)), epsilon=1.0).added("labels", "", zeros, 2, 1)
+    assert np.array_equal(drawn, again)
+    for other in (
+        CountNoise(bytes(32), 1.0).added("labels", "", zeros, 2, 1),
+        CountNoise(bytes(range(32)), 1.0).added("labels", "x", zeros, 2, 1),
+        CountNoise(bytes(range(32)), 1.0).added("missing", "", zeros, 2, 1),
+        CountNoise(bytes(range(32)), 1.0).added("labels", "", zeros + 1, 2, 1) - 1,
+    ):
+        assert abs(np.corrcoef(drawn, other)[0, 1]) < 0.03
+
+
+def test_the_same_question_has_the_same_noise_and_another_site_other_noise(tmp_path: Path) -> None:
+    tables, made = write_tables(tmp_path), experiment()
+    first = collect(grid_of(tmp_path, made, NOISY), made, ("labels", "missing"))
+    second = collect(grid_of(tmp_path, made, NOISY), made, ("labels", "missing"))
+    assert first == second
+    assert first.sites[0].noise == {"labels": deviation(0.25), "missing": deviation(0.125)}
+    assert first.total.noise["labels"] == pytest.approx(math.sqrt(3) * deviation(0.25))
+    errors = []
+    for site, table in zip(first.sites, tables, strict=True):
+        assert site.labels is not None
+        errors += [
+            site.labels.shown[i] - table["kind"].count(n) for i, n in enumerate(("no", "yes"))
+        ]
+    assert len(set(errors)) > 3
+    assert max(map(abs, errors)) < 12 * deviation(0.25)
+
+
+def test_noisy_counts_are_charged_once_and_not_beyond_the_limit(tmp_path: Path) -> None:
+    """Half of the epsilon for each of two kinds; a kind that was sent before costs nothing."""
+    write_tables(tmp_path)
+    privacy = {"epsilon": 3.0, "delta": 0.01, "unit": "example"}
+    made = experiment(method="dpsgd(sigma=4.0)", privacy=privacy)
+    policy = f"epsilon = 2.0\ndelta = 0.01\nledger = 'ledger-0.json'\n{NOISY}"
+    ledger = Ledger(tmp_path / "ledger-0.json")
+
+    def asked(text: str, kinds: str) -> NodeStatistics:
+        return collect(grid_of(tmp_path, made, NOISY, site0=text), made, read_kinds(kinds))
+
+    def spent() -> float:
+        return epsilon_of(ledger.read(), read_policy(tmp_path / "policy-0.toml"))
+
+    assert len(asked(policy, "labels").sites) == 3
+    assert spent() == pytest.approx(0.5)
+    asked(policy, "labels")
+    assert spent() == pytest.approx(0.5)
+    asked(policy, "labels,missing")
+    assert spent() == pytest.approx(1.0)
+    (tmp_path / "state-0" / count_noise.FILE).unlink()  # other noise: counted anew
+    asked(policy, "labels")
+    assert spent() == pytest.approx(1.5)
+    (tmp_path / "state-0" / count_noise.FILE).unlink()
+    refused = asked(policy, "labels,missing")
+    assert [site.name for site in refused.sites] == ["site 1", "site 2"]
+    assert any("epsilon of this site is spent" in reason for reason in refused.faults)
+    assert spent() == pytest.approx(1.5)
+
+
+@each(
+    "text, reason",
+    [
+        (f"[statistics]\n{ALL}\nepsilon = 1.0\n", "'moments' are none"),
+        ('[statistics]\nkinds = ["labels", "labels"]\n', "names a kind twice"),
+        ('[statistics]\nkinds = ["examples"]\n', "statistics.kinds"),
+        ('epsilon = 1.0\ndelta = 0.01\n[statistics]\nkinds = ["labels"]\n', "needs an 'epsilon'"),
+        (f"epsilon = 1.0\ndelta = 0.01\nunit = 'client'\n{NOISY}", "leave their 'kinds' out"),
+    ],
+)
+def test_a_policy_that_does_not_hold_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_policy(file)
+    assert reason in str(caught.value)
+
+
+def test_other_kinds_and_data_that_the_server_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such statistics"):
+        read_kinds("labels,names")
+    made = experiment(data={"source": "digits"}, partition={"kind": "iid", "clients": 3})
+    with pytest.raises(ConfigError, match="data that stay on the nodes"):
+        collect(InProcessGrid({}), made, ("labels",))
+
+
+def test_too_few_sites_make_no_secure_sum(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    made = experiment(flower={**QUICK, "secure_aggregation": True, "secure_minimum": 3})
+    grid = grid_of(tmp_path, made, site0="min_clients = 1\n")
+    with pytest.raises(TrainingError, match="too few nodes") as caught:
+        collect(grid, made, ("labels",))
+    assert "has not consented" in str(caught.value)
