@@ -40,7 +40,7 @@ EXAMPLES = "examples"
 """Name of the number of examples, the first of an answer."""
 
 Ints = NDArray[np.int64]
-Place = tuple[str, int]
+PartName = tuple[str, int]
 """Kind and column of a part of an answer; column -1 for labels and the number of examples."""
 
 
@@ -154,7 +154,7 @@ class StatisticsLayout:
     columns: Sequence[ColumnForm]
 
     @cached_property
-    def places(self) -> dict[Place, slice]:
+    def places(self) -> dict[PartName, slice]:
         """Where each part is."""
         places, start = {}, 0
         for place, size in self._sizes():
@@ -162,7 +162,7 @@ class StatisticsLayout:
             start += size
         return places
 
-    def _sizes(self) -> Iterator[tuple[Place, int]]:
+    def _sizes(self) -> Iterator[tuple[PartName, int]]:
         yield (EXAMPLES, -1), 1
         if "labels" in self.kinds and self.classes:
             yield ("labels", -1), self.classes + 1  # the last are those of no label that is shown
@@ -188,7 +188,7 @@ class StatisticsLayout:
         """Shape and type of an answer."""
         return {VECTOR: TensorSpec((self.size,), torch.int64)}
 
-    def written(self, parts: Mapping[Place, Ints]) -> Words:
+    def written(self, parts: Mapping[PartName, Ints]) -> Words:
         """Return the numbers of an answer; a part that is not given is 0."""
         numbers = np.zeros(self.size, dtype=np.int64)
         for place, part in parts.items():
@@ -196,7 +196,7 @@ class StatisticsLayout:
                 numbers[self.places[place]] = part
         return numbers.view(np.uint64)
 
-    def parts(self, words: Words) -> dict[Place, Ints]:
+    def parts(self, words: Words) -> dict[PartName, Ints]:
         """Return the parts of an answer, or of a sum of answers."""
         numbers = words.view(np.int64)
         return {place: numbers[where] for place, where in self.places.items()}

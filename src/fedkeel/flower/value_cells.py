@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
+CellCounts = NDArray[np.int64]
 
 LEAVES = 2**11
 """Cells that have no cell within them."""
@@ -56,14 +56,14 @@ def intervals() -> tuple[Floats, Floats]:
     return np.concatenate(lows), np.concatenate(highs)
 
 
-def leaf_counts(values: Floats) -> Counts:
+def leaf_counts(values: Floats) -> CellCounts:
     """Return [LEAVES] how many values each leaf has, of those from its lower edge on."""
     places = np.searchsorted(edges(), values, side="right") - 1
-    counts: Counts = np.bincount(places, minlength=LEAVES)
+    counts: CellCounts = np.bincount(places, minlength=LEAVES)
     return counts
 
 
-def merged(leaves: Counts, minimum: int) -> Counts:
+def merged(leaves: CellCounts, minimum: int) -> CellCounts:
     """Return [CELLS] counts of which none is smaller than a minimum, but for 0.
 
     What is left of fewer than that counts in the last cell, which is the whole line.
@@ -98,7 +98,7 @@ class Quantile:
     high: float | None
 
 
-def quantiles(cells: Counts, shares: Sequence[float]) -> tuple[Quantile, ...]:
+def quantiles(cells: CellCounts, shares: Sequence[float]) -> tuple[Quantile, ...]:
     """Return quantiles of values that were counted in cells [CELLS].
 
     The k-th smallest value lies between the k-th smallest of the lower and of the upper edges of
@@ -122,7 +122,7 @@ def quantiles(cells: Counts, shares: Sequence[float]) -> tuple[Quantile, ...]:
     return tuple(found)
 
 
-def _ranked(ends: Floats, counts: Counts, rank: int) -> float:
+def _ranked(ends: Floats, counts: CellCounts, rank: int) -> float:
     """Return the end of the cell of the value of a rank, where values are ordered by ends."""
     order = np.argsort(ends, kind="stable")
     place = int(np.searchsorted(np.cumsum(counts[order]), rank))
@@ -142,7 +142,7 @@ class _Evenly:
     below: Floats
 
     @classmethod
-    def of(cls, lows: Floats, highs: Floats, counts: Counts) -> _Evenly | None:
+    def of(cls, lows: Floats, highs: Floats, counts: CellCounts) -> _Evenly | None:
         """Return that of cells with two ends, None where there are none."""
         if not len(lows):
             return None

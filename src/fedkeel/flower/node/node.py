@@ -39,7 +39,7 @@ from fedkeel.flower.node.hardware import PLAIN, Place
 from fedkeel.flower.node.log import log_error, public_reason
 from fedkeel.flower.node.secure_sums import SecureSums, refuse_single_updates
 from fedkeel.flower.node.signing import UNSIGNED, Signing
-from fedkeel.flower.node.statistics import OwnData, SiteStatistics
+from fedkeel.flower.node.statistics import OwnData, SiteCounter
 from fedkeel.flower.node.training import ClientStart, Training
 from fedkeel.flower.protocol import (
     DESCRIBE,
@@ -466,9 +466,9 @@ class Node:
         return RecordDict({HEADER: description.record()})
 
     @cached_property
-    def _statistics(self) -> SiteStatistics:
+    def _statistics(self) -> SiteCounter:
         policy = None if self.guard is None else self.guard.policy
-        return SiteStatistics(policy, self.own_data, self.folder)
+        return SiteCounter(policy, self.own_data, self.folder)
 
     def count_examples(self, content: RecordDict) -> RecordDict:
         """Return the statistics of this site that its policy consents to.
@@ -496,8 +496,8 @@ class Node:
     def _counted(self, request: StatisticsRequest) -> tuple[StatisticsReply, Words]:
         """Return the answer to a request for statistics, without a mask."""
         self._check(request)
-        described = describe(self.prepared, self.clients, self.name, self.agreement)
-        return self._statistics.answer(request, described)
+        of = self.prepared, self.clients, self.name, self.agreement
+        return self._statistics.answer(request, describe(*of, UNTOLD))
 
     def _setup(self, request: Request) -> TrainingSetup:
         """Return the setup with inputs as a request wants them: standardised like all nodes'.

@@ -31,7 +31,7 @@ from fedkeel.flower.statistics_protocol import (
     TOTALS,
     ColumnForm,
     Ints,
-    Place,
+    PartName,
     StatisticsLayout,
     StatisticsReply,
     StatisticsRequest,
@@ -83,7 +83,7 @@ class OwnData:
 
 
 @dataclass(frozen=True)
-class SiteStatistics:
+class SiteCounter:
     """Answers requests for statistics of one site.
 
     Args:
@@ -204,10 +204,10 @@ class _Answer:
     minimum: int
     noise: CountNoise | None
 
-    def parts(self) -> dict[Place, Ints]:
+    def parts(self) -> dict[PartName, Ints]:
         """Return the parts; of fewer examples than the minimum, only how many they are."""
         count = len(self.data)
-        parts: dict[Place, Ints] = {(EXAMPLES, -1): np.array([count])}
+        parts: dict[PartName, Ints] = {(EXAMPLES, -1): np.array([count])}
         if count < self.minimum:
             return parts
         if ("labels", -1) in self.layout.places:
@@ -236,7 +236,9 @@ class _Answer:
                 values = part[:, : len(column.categories)].argmax(axis=1).astype(np.float64)
             yield form, np.where(part[:, -1] == 1.0, np.nan, values) if column.indicator else values
 
-    def _column(self, index: int, form: ColumnForm, values: Floats) -> Iterator[tuple[Place, Ints]]:
+    def _column(
+        self, index: int, form: ColumnForm, values: Floats
+    ) -> Iterator[tuple[PartName, Ints]]:
         """Yield the parts of one column."""
         known = values[~np.isnan(values)]
         count, missing = len(values), len(values) - len(known)

@@ -51,7 +51,7 @@ from fedkeel.flower.statistics_protocol import (
     TOTALS,
     ColumnForm,
     Ints,
-    Place,
+    PartName,
     StatisticsReply,
     StatisticsRequest,
     TotalsRequest,
@@ -434,7 +434,7 @@ def _counts(part: Ints) -> Counts:
     return Counts(tuple(part[:-1].tolist()), int(part[-1]))
 
 
-def _column(index: int, form: ColumnForm, parts: Mapping[Place, Ints]) -> ColumnStatistics:
+def _column(index: int, form: ColumnForm, parts: Mapping[PartName, Ints]) -> ColumnStatistics:
     """Return the statistics of a column."""
     missing, counts = parts.get(("missing", index)), parts.get(("categories", index))
     cells = parts.get(("quantiles", index))
