@@ -20,7 +20,7 @@ from sites import CONSENT, experiment, grid_of, write_tables
 
 pytestmark = pytest.mark.processes
 
-SLOW = {"deadline_seconds": 600.0}
+SLOW = {"deadline_seconds": 120.0}
 
 
 def made(**flower: object) -> Experiment:
