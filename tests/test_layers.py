@@ -327,7 +327,7 @@ def lines_of(module: str) -> int:
 
 def test_the_path_of_a_round_is_short() -> None:
     lines = [len((SOURCE / file).read_text("utf-8").splitlines()) for file in PATH_OF_A_ROUND]
-    assert sum(lines) <= 1535
+    assert sum(lines) <= 1570  # of which 35 say which of several models a client receives
     page = (SOURCE.parents[1] / "docs" / "concepts" / "round.md").read_text("utf-8")
     assert all(f"`{file}`" in page for file in PATH_OF_A_ROUND)
 
@@ -339,7 +339,7 @@ def test_the_core_is_small() -> None:
     core = {module for module in core if module.startswith("fedkeel.engine")}
     core |= {m for m in graph if m.startswith(("fedkeel.method", "fedkeel.runner"))}
     aside = ("fedkeel.method.parts", "fedkeel.method.docs")
-    assert sum(lines_of(m) for m in core if not m.startswith(aside)) < 12_100
+    assert sum(lines_of(m) for m in core if not m.startswith(aside)) < 12_250
 
 
 def test_preparing_a_run_is_short() -> None:

@@ -110,6 +110,7 @@ def test_slots_are_named_by_their_codes() -> None:
         special = {
             "training phases": "P",
             "local start": "I",
+            "received model": "V",
             "second local model": "M",
             "server policy": "Y",
             "server optimiser": "S",

@@ -244,9 +244,11 @@ def examined(entry: str, n: int = 8) -> Federation:
     return played
 
 
-SIDE_BY_SIDE = [entry for entry in ENTRIES if entry != "fedala"]
-"""FedALA asks for all examples before it begins, so no engine puts its clients side by side, and it
-may look at how many rounds a client has trained."""
+ASK = ("fedala", "ifca")
+"""FedALA and IFCA ask for all examples before they begin, so no engine puts their clients side by
+side, and they may look at numbers."""
+
+SIDE_BY_SIDE = [entry for entry in ENTRIES if entry not in ASK]
 
 
 @each("entry", SIDE_BY_SIDE)
@@ -431,7 +433,7 @@ def test_only_methods_that_prepare_or_fit_their_start_ask_for_the_examples() -> 
     for entry in ENTRIES:
         played = federation(entry)
         training, message = played.training, server_message(played.plan, played.played.server, 0.1)
-        if entry in PREPARE or entry == "fedala":  # which fits where it begins to its examples
+        if entry in (*PREPARE, *ASK):  # which fit where they begin to their examples
             with pytest.raises(AssertionError):
                 client_start(training, message, None, ClientInfo(0, 4), never)
         else:

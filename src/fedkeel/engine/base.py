@@ -19,11 +19,12 @@ from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.errors import RunError
+from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.local_loop import ClientRound, LocalState
 from fedkeel.method.local_training import ClientTraining
-from fedkeel.method.round_values import Replies, Reply
-from fedkeel.method.server_round import raw_weights
+from fedkeel.method.round_values import Replies, Reply, Server
+from fedkeel.method.server_round import raw_weights, server_message
 from fedkeel.records.rows import Scores
 from fedkeel.task.batch import Batch
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
@@ -212,11 +213,22 @@ class ServerModel:
         params: the shared parameters.
         buffers: the buffers, where they are averaged.
         round: rounds completed.
+        broadcast: what the part has sent that says which model a client receives, by part.
     """
 
     params: Tree
     buffers: Tree
     round: int
+    broadcast: ByPart = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan, server: Server) -> ServerModel:
+        """Return what a server holds, with the other models where it has several."""
+        part, broadcast = plan.receiver, {}
+        if part is not None:
+            sent = server_message(plan, server, 0.0).broadcast
+            broadcast = {name: state for name, state in sent.items() if name == part.name}
+        return cls(server.params, server.buffers, server.round, broadcast)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fedkeel.method.compose import Plan
 from fedkeel.method.context import Message
-from fedkeel.tree import State, Tree, substate, substates, tensors
+from fedkeel.tree import State, Tree, nbytes, substate, substates, tensors
 
 
 def message_state(message: Message) -> State:
@@ -13,6 +14,13 @@ def message_state(message: Message) -> State:
         "buffers": dict(message.buffers),
         "broadcast": dict(message.broadcast),
     }
+
+
+def bytes_to_client(message: Message, plan: Plan) -> dict[str, int]:
+    """Return the bytes that a client is sent, by part; a model of its own takes the model's place."""
+    down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
+    to_all = {k: v for k, v in message.broadcast.items() if k not in plan.row_senders}
+    return {**down, **{part: nbytes(state) for part, state in to_all.items()}}
 
 
 PERSONAL_PARAMS = "personal"

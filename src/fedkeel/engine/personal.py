@@ -55,8 +55,8 @@ def personal_model(
 ) -> tuple[Tree, Tree]:
     """Return the parameters and buffers of a client's personal model.
 
-    A client that has never taken part has the global model, with the initial personal parameters.
-    One that trains alone, in the baseline `local`, has what it has trained.
+    A client that has never taken part has the global model, with the initial personal parameters;
+    where the server has several models, the one that it would receive. One that trains alone, in the baseline `local`, has what it has trained.
 
     Args:
         setup: method, model, data and seed.
@@ -67,13 +67,15 @@ def personal_model(
     training, state = setup.training, state or {}
     plan, network = training.plan, training.network
     params = server.params
-    if plan.starts_are_personal and state:
-        message = Message(params, server.buffers, {}, server.round, training.local.lr)
+    if plan.starts_are_personal and (state or plan.receiver is not None):
+        sent = server.broadcast
+        message = Message(params, server.buffers, sent, server.round, training.local.lr)
         rows, info = setup.federation.client(client), client_info(setup, client)
         every = partial(take_examples, setup, rows)
         with torch.random.fork_rng(devices=[]):  # as in the round that may follow
             seed_torch(torch_seed(setup.seed, "torch", server.round, client))
-            params = dict(client_start(training, message, state, info, every)[1].params)
+            begun, local = client_start(training, message, state or None, info, every)
+            params = dict(begun.start if plan.local_start is None else local.params)
     if plan.local_model is not None:
         if LOCAL_MODEL in state:
             model = tensors(state[LOCAL_MODEL])

@@ -182,9 +182,9 @@ class Prepared:
 
     @property
     def client_parameters(self) -> list[str]:
-        """Names of the parameters, and of the statistics, that each client keeps for itself."""
-        training = self.setup.training
-        names = [name for name in training.network.names if name in training.personal]
+        """Names of the parameters, and of the statistics, of which each client has its own."""
+        training, several = self.setup.training, self.plan.receiver is not None
+        names = [k for k in training.network.names if several or k in training.personal]
         if training.buffers == "local":
             names += [k for k in training.network.buffers if k.endswith(RUNNING_STATISTICS)]
         return names

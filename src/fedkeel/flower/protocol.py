@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from fedkeel.config import Settings
 from fedkeel.data.read.scaling import Moments
+from fedkeel.engine.base import ServerModel
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, with_empty_answers
@@ -112,6 +113,7 @@ class MessageSpecs:
         training: what clients receive before they train.
         survey: what they receive before a survey.
         evaluation: what they receive to evaluate.
+        personal: what they receive to evaluate their personal models.
         reply: what each sends after training.
         diagnostics: the diagnostics that go with it.
         answer: an answer to a survey.
@@ -121,6 +123,7 @@ class MessageSpecs:
     training: Mapping[str, TensorSpec]
     survey: Mapping[str, TensorSpec]
     evaluation: Mapping[str, TensorSpec]
+    personal: Mapping[str, TensorSpec]
     reply: Mapping[str, TensorSpec]
     diagnostics: Mapping[str, TensorSpec]
     answer: Mapping[str, TensorSpec]
@@ -131,6 +134,8 @@ class MessageSpecs:
         """Return the specs of a run."""
         message = server_message(prepared.plan, prepared.server, 1.0)
         evaluation = replace(message, params=prepared.server.params, broadcast={})
+        others = ServerModel.of(prepared.plan, prepared.server).broadcast
+        personal = replace(evaluation, broadcast=others)
         reply = ["buffers/", "uploads/"]
         if prepared.plan.codec is None:  # else the update is among the uploads
             reply.append("update/")
@@ -143,6 +148,7 @@ class MessageSpecs:
             training=specs_of(message_state(with_empty_answers(message, prepared.spec))),
             survey=specs_of(message_state(message)),
             evaluation=specs_of(message_state(evaluation)),
+            personal=specs_of(message_state(personal)),
             reply={k: v for k, v in prepared.spec.items() if k.startswith(tuple(reply))},
             diagnostics=below("diagnostics/"),
             answer=below(SURVEY_PREFIX),

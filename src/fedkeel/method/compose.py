@@ -48,6 +48,7 @@ from fedkeel.method.roles import (
     PersonalPrediction,
     Phases,
     Preparation,
+    ReceivedModel,
     Reduction,
     ServerOptimiser,
     ServerPolicy,
@@ -64,7 +65,9 @@ R = TypeVar("R", bound=Part)
 
 LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
 """What the client loop always provides."""
-SERVER = frozenset({Capability.SEPARATE_UPDATES, Capability.FRESH_UPDATES})
+SERVER = frozenset(
+    {Capability.SEPARATE_UPDATES, Capability.FRESH_UPDATES, Capability.ONE_MODEL}
+)
 """What the server round provides unless a part breaks it."""
 SIMULATION = frozenset(
     {
@@ -93,6 +96,7 @@ class Plan:
         phases: the part that divides local training into phases, or None.
         dispatch: the part that changes the model that is sent, or None.
         surveys: parts that ask the clients before they train.
+        receiver: the part that says which model a client takes for the received one, or None.
         objective: what a client minimises: criterion, loss terms and penalties.
         gradient_rule: the part that says where the gradient is taken, or None.
         gradient_transforms: parts that change the gradient, by stage.
@@ -127,6 +131,7 @@ class Plan:
     phases: Phases | None
     dispatch: Dispatch | None
     surveys: tuple[Survey, ...]
+    receiver: ReceivedModel | None
     objective: Objective
     gradient_rule: GradientRule | None
     gradient_transforms: tuple[GradientTransform, ...]
@@ -220,13 +225,20 @@ class Plan:
 
     @property
     def starts_are_personal(self) -> bool:
-        """Whether where a client begins is its personal model."""
-        return self.local_start is not None and traits_of(self.local_start).is_personal_model
+        """Whether where a client begins, or what it receives, is its personal model."""
+        parts = (self.local_start, self.receiver)
+        return any(part is not None and traits_of(part).is_personal_model for part in parts)
 
     @property
-    def buffers_keeper(self) -> Personal | None:
+    def row_senders(self) -> frozenset[str]:
+        """Names of the parts that send each client a model of its own in place of the global one."""
+        return frozenset(part.name for part in self.broadcasts if traits_of(part).sends_rows)
+
+    @property
+    def buffers_keeper(self) -> Part | None:
         """The part that keeps the model's buffers at the client, or None."""
-        keeping = ((p, traits_of(p)) for p in self.personals)
+        parts: list[Part] = [*self.personals, *([self.receiver] if self.receiver else [])]
+        keeping = ((p, traits_of(p)) for p in parts)
         return next((p for p, t in keeping if t.keeps_statistics or t.shares_nothing), None)
 
     def personal_names(self, layout: ParameterLayout) -> frozenset[str]:
@@ -299,6 +311,7 @@ def compose(
         phases=next(iter(_playing(parts, Phases)), None),
         dispatch=next(iter(_playing(parts, Dispatch)), None),
         surveys=_playing(parts, Survey),
+        receiver=next(iter(_playing(parts, ReceivedModel)), None),
         objective=Objective(
             criterion=next(iter(_playing(parts, Criterion)), None),
             terms=_playing(parts, LossTerm),
@@ -442,8 +455,12 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
 
 def needs_of(part: Part) -> frozenset[Capability]:
     """Return what a part needs, with what its roles need."""
-    shared = {Capability.SHARED_PARAMETERS} if acts_on_shared(part) else set()
-    return part.needs | shared | ({Capability.FRESH_UPDATES} if compares_updates(part) else set())
+    needs = {
+        Capability.SHARED_PARAMETERS: acts_on_shared(part),
+        Capability.FRESH_UPDATES: compares_updates(part),
+        Capability.ONE_MODEL: isinstance(part, (*_AFTER_UPDATES, ServerPolicy)),
+    }
+    return part.needs.union(capability for capability, is_needed in needs.items() if is_needed)
 
 
 def compares_updates(part: Part) -> bool:
@@ -499,6 +516,7 @@ def broken_by(part: Part) -> frozenset[Capability]:
         Capability.PER_CLIENT_UPDATES: traits.hides_updates,
         Capability.SEPARATE_UPDATES: traits.merges_updates,
         Capability.SHARED_PARAMETERS: traits.shares_nothing,
+        Capability.ONE_MODEL: isinstance(part, ReceivedModel),
     }
     return part.breaks.union(capability for capability, is_broken in broken.items() if is_broken)
 
@@ -512,6 +530,7 @@ WHY = {
     Capability.SHARED_PARAMETERS: "acts on those",
     Capability.FRESH_UPDATES: "takes all updates of a step as moves from one model, or sends back "
     "what it made of the last step",
+    Capability.ONE_MODEL: "makes one step of all updates, or sends what it made of them to all",
 }
 """What a part does with what it needs, and another part breaks."""
 

@@ -39,7 +39,7 @@ from fedkeel.method.local_training import (
     start_client_state,
     start_optimiser,
 )
-from fedkeel.method.roles import LocalModel, LocalStart
+from fedkeel.method.roles import LocalModel
 from fedkeel.method.round_values import Reply
 from fedkeel.task.batch import Batch
 from fedkeel.tree import State, Tree
@@ -109,6 +109,7 @@ def client_start(
             where a part prepares them.
     """
     plan = training.plan
+    message, chosen = _received(training, message, client_state, client_info, all_examples)
     client_state, buffers = start_client_state(training, message, client_state)
     start = message.params
     personal = tree.tensors(part_state(client_state, PERSONAL))
@@ -120,14 +121,16 @@ def client_start(
         now = client.personal(personal)
         return make_step(training, message, client_info, batch, buffers, states, personal=now)
 
-    noted = client_state
-    if plan.local_start is not None:
-        start, noted = _local_start(client, plan.local_start, lambda: step_on(all_examples()))
+    noted = {**client_state, **chosen}
+    if (part := plan.local_start) is not None:
+        arrival = _arrival(client, part.name, lambda: step_on(all_examples()))
+        start = check_tree(part, call(part.local_start, start, arrival), start)
+        noted[part.name] = {**part_state(noted, part.name), **arrival.noted}
     if plan.preparations:
         batch = (examples or all_examples)()
         step = step_on(batch)
-        for part in plan.preparations:
-            prepared[part.name] = call(part.prepare, batch, step.view(part.name))
+        for maker in plan.preparations:
+            prepared[maker.name] = call(maker.prepare, batch, step.view(maker.name))
     local_model = plan.local_model
     model = tree.tensors(part_state(client_state, LOCAL_MODEL))
     if local_model is not None:
@@ -147,20 +150,39 @@ def client_start(
     )
 
 
-def _local_start(
-    client: ClientRound, part: LocalStart, all_examples_step: Callable[[], Step]
-) -> tuple[Tree, ByPart]:
-    """Return where a client begins, and the client state with what the part has noted."""
-    message, kept = client.message, part_state(client.client_state, part.name)
-    arrival = Arrival(
+def _received(
+    training: ClientTraining,
+    message: Message,
+    client_state: ByPart | None,
+    client_info: ClientInfo,
+    all_examples: Callable[[], Batch],
+) -> tuple[Message, ByPart]:
+    """Return the message with the model that a client takes out of it, and what is noted of it."""
+    if (part := training.plan.receiver) is None:
+        return message, {}
+    kept, buffers = start_client_state(training, message, client_state)
+    client = ClientRound(training, message, client_info, kept, {}, all_examples)
+
+    def step() -> Step:
+        states, own = PartStates(message.broadcast, kept), part_state(kept, PERSONAL)
+        personal = client.personal(tree.tensors(own))
+        batch = all_examples()
+        return make_step(training, message, client_info, batch, buffers, states, personal=personal)
+
+    arrival = _arrival(client, part.name, step)
+    params = check_tree(part, call(part.received, message.params, arrival), message.params)
+    return replace(message, params=params), {part.name: {**arrival.client_state, **arrival.noted}}
+
+
+def _arrival(client: ClientRound, part: str, all_examples_step: Callable[[], Step]) -> Arrival:
+    """Return what a part sees of a client before its first step."""
+    return Arrival(
         client_info=client.client_info,
-        make_all_examples_step=lambda: all_examples_step().view(part.name),
-        broadcast=part_state(message.broadcast, part.name),
-        client_state=kept,
+        make_all_examples_step=lambda: all_examples_step().view(part),
+        broadcast=part_state(client.message.broadcast, part),
+        client_state=part_state(client.client_state, part),
         local=client.training.local,
     )
-    start = check_tree(part, call(part.local_start, message.params, arrival), message.params)
-    return start, {**client.client_state, part.name: {**kept, **arrival.noted}}
 
 
 def start_carry(plan: Plan, start: Tree, client_state: ByPart) -> ByPart:

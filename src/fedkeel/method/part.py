@@ -32,6 +32,7 @@ class Capability(Enum):
     SHARED_PARAMETERS = "parameters of the model that all clients share"
     SURVEYS = "an exchange of messages before local training"
     FRESH_UPDATES = "updates that all begin at the server's present model"
+    ONE_MODEL = "one model at the server, which all clients of a round receive"
     LOCAL_STEPS = "local steps that fedkeel makes"
     ROOT_EXAMPLES = "examples at the server, on which it trains as a client does"
 
@@ -103,12 +104,15 @@ class Traits:
             it.
         updates_from_present: with a `ServerPolicy`, an update is the client's model minus the
             server's present one, in place of the one that the client was sent.
-        keeps_statistics: with a `Personal` part, the model's buffers, such as running means, stay
-            at the client too.
+        keeps_statistics: with a `Personal` part or a `ReceivedModel`, the model's buffers, such as
+            running means, stay at the client too.
         shares_nothing: a `Personal` part keeps the whole model at the client, its buffers too. Such
             a part breaks SHARED_PARAMETERS.
-        is_personal_model: where a `LocalStart` lets a client begin is also its personal model in an
-            evaluation.
+        is_personal_model: where a `LocalStart` lets a client begin, or else what a `ReceivedModel`
+            picks for it, is also its personal model in an evaluation.
+        sends_rows: a `Broadcast` has a row for each of the C clients, tensors [C, ...]. A client is
+            sent only its own, which its `ReceivedModel` makes the received model, in place of the
+            global one.
     """
 
     needs_only_sum: bool = False
@@ -124,6 +128,7 @@ class Traits:
     keeps_statistics: bool = False
     shares_nothing: bool = False
     is_personal_model: bool = False
+    sends_rows: bool = False
 
 
 @dataclass(frozen=True)

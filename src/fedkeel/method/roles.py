@@ -138,6 +138,26 @@ class Survey(Part):
         """Return a client's answer; the step's batch is all its examples."""
 
 
+class ReceivedModel(Part):
+    """Says which model a client takes for the received one. At most one.
+
+    You need it when the server has several models, such as one for each cluster of clients. All
+    other parts then count from that model: the update is the difference to it, and a proximal term
+    pulls to it. Such a part breaks ONE_MODEL without saying so, and brings the server's half: a
+    `ServerOptimiser`. Its traits may say `is_personal_model`, `keeps_statistics` and `sends_rows`.
+    """
+
+    @abstractmethod
+    def received(self, sent: Tree, arrival: Arrival) -> Tree:
+        """Return the model.
+
+        Args:
+            sent: the global model.
+            arrival: the client, with what this part's server half sent; what is written into its
+                `noted` is found by `Carry.init_carry`.
+        """
+
+
 class Preparation(Part):
     """Makes something of the received model and the round's examples before the first step.
 
@@ -595,6 +615,7 @@ ROLES: Mapping[type, str] = {
     Broadcast: "broadcast",
     LocalWork: "local work",
     Survey: "survey",
+    ReceivedModel: "received model",
     Preparation: "preparation",
     LocalStart: "local start",
     LocalModel: "second local model",
@@ -623,8 +644,8 @@ ROLES: Mapping[type, str] = {
 """Every role with its name in messages, in the order in which they act."""
 
 SLOTS = (
-    *(Phases, Dispatch, LocalWork, LocalStart, LocalModel, Criterion, GradientRule),
-    *(ClientOptimiser, Codec, ServerPolicy, Reduction, ServerOptimiser),
+    *(Phases, Dispatch, LocalWork, ReceivedModel, LocalStart, LocalModel, Criterion),
+    *(GradientRule, ClientOptimiser, Codec, ServerPolicy, Reduction, ServerOptimiser),
     *(FineTuning, PersonalPrediction),
 )
 """Roles that at most one part of a method may play."""

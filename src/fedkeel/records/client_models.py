@@ -124,7 +124,7 @@ def no_single_model(record: RunRecord) -> RunError:
     elif parameters:
         more = f" and {len(parameters) - 2} more" if len(parameters) > 2 else ""
         why = (
-            f"each client keeps its own {', '.join(parameters[:2])}{more}; those of the server "
-            "are the untrained ones of the start"
+            f"each client has its own {', '.join(parameters[:2])}{more}, and the server has none "
+            "that are trained for all clients"
         )
     return RunError(f"A run of {record.method!r} has no single model.", why=why, do=do)

@@ -323,7 +323,7 @@ class RunRecord:
         judges: the model whose scores a round's ``test`` has: the ``global`` one, on the test set;
             or the clients' ``personal`` ones, on their own examples, all clients together.
         client_parameters: names of the parameters, and of the statistics of batch normalisation,
-            that each client keeps for itself; the run then has no single model. None in runs of
+            of which each client has its own; the run then has no single model. None in runs of
             earlier versions.
         new_clients: clients that no round selects, ascending.
         earlier_keys: keys of this run when it had fewer rounds.

@@ -184,7 +184,7 @@ class RoundLoop:
     ) -> None:
         """Evaluate the round, add its row, and call the callbacks."""
         bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
-        row = round_record(cohort, message, trained, result, bytes_up)
+        row = round_record(cohort, message, trained, result, self._plan, bytes_up)
         row = recorded(self._hooks, row)
         self._clock.lap("records")
         row = self._evaluate(engine, row)

@@ -8,10 +8,11 @@ import numpy as np
 
 from fedkeel.data.cohort import Selection
 from fedkeel.engine.base import RemoteReport, TrainedCohort
+from fedkeel.engine.message_state import bytes_to_client
+from fedkeel.method.compose import Plan
 from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
 from fedkeel.records.rows import RoundRecord
-from fedkeel.tree import nbytes
 
 SELECTION, LOSS_BYTES = "selection", 8
 """Name of what choosing the clients of a round costs, and the bytes of a client's loss."""
@@ -22,6 +23,7 @@ def round_record(
     message: Message,
     trained: TrainedCohort,
     result: RoundResult,
+    plan: Plan,
     bytes_up: Mapping[str, int] | None,
 ) -> RoundRecord:
     """Return the record of a round, without scores and seconds.
@@ -31,12 +33,14 @@ def round_record(
         message: what they received.
         trained: what they replied.
         result: the server after the round.
+        plan: the method.
         bytes_up: estimated bytes of a reply, by part; None where nothing is sent either way.
     """
     replied = trained.replies.clients
     is_used = ~np.isin(replied, result.excluded)
     silent = np.setdiff1d(cohort.clients, replied)
-    traffic = trained.remote or _traffic(message, cohort, len(replied), bytes_up)
+    down = bytes_to_client(message, plan)
+    traffic = trained.remote or _traffic(down, cohort, len(replied), bytes_up)
     losses = trained.loss[is_used]
     diagnostics = {
         name: float(values[is_used].mean())
@@ -61,14 +65,12 @@ def round_record(
 
 
 def _traffic(
-    message: Message, cohort: Selection, replied: int, bytes_up: Mapping[str, int] | None
+    down: Mapping[str, int], cohort: Selection, replied: int, bytes_up: Mapping[str, int] | None
 ) -> RemoteReport:
     """Return what was sent, where every client receives and sends the same."""
     if bytes_up is None:
         return RemoteReport(down={}, up={}, faults={}, lost=[])
     selected = len(cohort.clients) + len(cohort.dropped)
-    down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
-    down.update({part: nbytes(state) for part, state in message.broadcast.items()})
     sent = {part: size * selected for part, size in down.items()}
     received = {part: size * replied for part, size in bytes_up.items()}
     if cohort.candidates is not None:  # the others have the model too, and all have sent a loss

@@ -113,6 +113,8 @@ def test_baselines_and_rounds_beyond_the_run_are_refused(digits: Arrays) -> None
         ask(digits, attack={"round": 5})
     with pytest.raises(ConfigError, match="does not wait"):
         ask(digits, method="fedasync")
+    with pytest.raises(ConfigError, match="several models"):
+        ask(digits, method="ifca")
     privacy = fk.Privacy(epsilon=1.0, delta=1e-3, unit="client")
     with pytest.raises(RunError, match="ended before the round"):
         ask(digits, method="dpclient(sigma=4.0)", privacy=privacy, attack={"round": 4})

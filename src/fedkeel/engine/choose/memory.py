@@ -18,6 +18,7 @@ from fedkeel.base.dispatch import OperationMode
 from fedkeel.base.memory import format_bytes, free_memory
 from fedkeel.base.values import Values, rows_of
 from fedkeel.engine.choose.evaluation import evaluation_memory
+from fedkeel.engine.message_state import bytes_to_client
 from fedkeel.engine.prepared import Prepared, StatePlace
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, client_state_spec, with_empty_answers
 from fedkeel.engine.spec import TensorSpec
@@ -97,8 +98,7 @@ def estimate_run(prepared: Prepared) -> Estimate:
     spec, server, population = prepared.spec, prepared.server, prepared.population
     rounds, cohort = prepared.settings.rounds, prepared.population.per_round
     message = with_empty_answers(server_message(prepared.plan, server, 1.0), spec)
-    down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
-    down.update({part: nbytes(state) for part, state in message.broadcast.items()})
+    down = bytes_to_client(message, prepared.plan)
     update = 0 if prepared.plan.codec else _bytes(spec, "update/")
     up = {"model": update + _bytes(spec, "buffers/")}
     for path in spec:

@@ -63,7 +63,8 @@ def structure_of(setup: TrainingSetup, varied: Collection[str] = ()) -> str:
     """
     plan = setup.training.plan
     parts = [_as_clients_see(part, varied) for part in plan.parts]
-    readers = [part for part in (plan.client_optimiser, plan.local_start) if part is not None]
+    told = (plan.client_optimiser, plan.receiver, plan.local_start)
+    readers = [part for part in told if part is not None]
     left_out = set() if user_modules(readers) else {"lr"}
     local = setup.training.local.model_dump_json(exclude=left_out)
     return f"{'+'.join(parts)}, {plan.weights}, {local}"

@@ -46,6 +46,13 @@ class NeedsAllExamples(CannotCompile):
         super().__init__("a part asks for all examples of a client")
 
 
+class HasModelOfItsOwn(CannotCompile):
+    """A client receives another model than others, and steps are compiled for one."""
+
+    def __init__(self) -> None:
+        super().__init__("each client receives a model of its own")
+
+
 @dataclass(frozen=True)
 class ReceivedInputs:
     """What the clients of a group have received from the servers of their runs.
@@ -326,14 +333,18 @@ class CompiledLoop:
 def _started(
     training: ClientTraining, sent: State, client_data: State, distinct: State
 ) -> tuple[ClientRound, LocalState]:
-    return client_start(
+    message = _message(sent)
+    client, local = client_start(
         _with(training, sent),
-        _message(sent),
+        message,
         substates(substate(client_data, "client_state")),
         _client_info(client_data),
         _no_examples,
         (lambda: _batch(distinct)) if distinct else None,
     )
+    if client.start is not message.params:
+        raise HasModelOfItsOwn
+    return client, local
 
 
 def _client(

@@ -123,7 +123,8 @@ class SingleProcess(KeepsClientStates):
 
         params = {name: tensor.to(device) for name, tensor in server.params.items()}
         buffers = {name: tensor.to(device) for name, tensor in server.buffers.items()}
-        return setup, ServerModel(params, buffers, server.round), state_there
+        broadcast = substates(map_tensors(lambda t: t.to(device), dict(server.broadcast)))
+        return setup, ServerModel(params, buffers, server.round, broadcast), state_there
 
     def __enter__(self) -> SingleProcess:
         return self

@@ -22,7 +22,8 @@ SUCCESS = MetricInfo("attack_success", False, "%")
 
 def has_success_rate(prepared: Prepared, settings: Adversary) -> bool:
     """Whether the success of an attack is measured: of a backdoor, in a model that is whole."""
-    return settings.kind == "backdoor" and not prepared.setup.training.personal
+    is_one = not prepared.setup.training.personal and prepared.plan.receiver is None
+    return settings.kind == "backdoor" and is_one
 
 
 class AttackersOfRound(Hooks):

@@ -41,10 +41,11 @@ class Diagnostics(Feature):
 
     def check(self, prepared: Prepared) -> None:
         """Refuse diagnostics that cannot be measured in a run."""
-        kinds, policy = self.settings.kinds, prepared.plan.policy
-        if kinds and policy is not None:
+        kinds = self.settings.kinds
+        apart = prepared.plan.policy or prepared.plan.receiver
+        if kinds and apart is not None:
             raise ConfigError(
-                f"Diagnostics do not go with {policy.name}.",
+                f"Diagnostics do not go with {apart.name}.",
                 got=", ".join(kinds),
                 why="they compare clients that began a round at one model",
                 do="leave out [diagnose]",

@@ -7,7 +7,9 @@ from typing import Self
 
 from fedkeel import config
 from fedkeel.engine.prepared import Draft, Prepared
+from fedkeel.errors import CompositionError
 from fedkeel.features.personal.hooks import ClientScorer
+from fedkeel.method.grammar import parse
 from fedkeel.runner.feature import Feature
 
 
@@ -23,11 +25,28 @@ class ScoresOfClients(Feature):
 
     def wrap(self, draft: Draft) -> Draft:
         """Return the run with the model by which it is judged."""
-        is_default = bool(draft.training.personal) and not draft.is_baseline
+        several = draft.training.plan.receiver is not None
+        is_default = (bool(draft.training.personal) or several) and not draft.is_baseline
         judges = self.settings.model
         if judges == "auto":
             judges = "personal" if is_default else "global"
         return replace(draft, judges=judges).with_feature(self)
+
+    def check_nodes(self, settings: config.Run) -> None:
+        """Refuse a method that sends each client a model of its own: all nodes are sent the same.
+
+        Raises:
+            CompositionError: names the part.
+        """
+        plan = parse(settings.method, weights=settings.weights)
+        for name in sorted(plan.row_senders):
+            raise CompositionError(
+                f"{name} cannot be run in a Flower federation.",
+                got=plan.expression,
+                why="it sends each client a model of its own, and all nodes are sent one message",
+                do="simulate the federation: fedkeel run; or choose ifca, whose clients choose "
+                "among models that all are sent",
+            )
 
     @classmethod
     def warnings(cls, prepared: Prepared) -> list[str]:

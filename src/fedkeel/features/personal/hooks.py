@@ -41,7 +41,7 @@ class ClientScorer(Hooks):
             return row
         if prepared.plan.has_personal_models and row.personal is None:
             row = with_personal_scores(row, engine, prepared, server, judged=False)
-        if prepared.setup.training.personal:  # the global model is not whole
+        if prepared.setup.training.personal or prepared.plan.receiver is not None:  # none is whole
             return row
         return with_client_scores(row, engine, prepared, server)
 
@@ -53,5 +53,5 @@ class ClientScorer(Hooks):
         if not prepared.engine_has_clients:
             setup = prepared.setup
             return Answers(evaluate_here(prepared, server, setup.metrics.of_pictures()).states)
-        model = ServerModel(server.params, server.buffers, server.round)
+        model = ServerModel.of(prepared.plan, server)
         return Answers(engine.count_personal(prepared.setup, model))

@@ -49,7 +49,7 @@ def with_personal_scores(
     """
     setup = of_clients(prepared)
     if prepared.engine_has_clients:
-        model = ServerModel(server.params, server.buffers, server.round)
+        model = ServerModel.of(prepared.plan, server)
         scores = engine.measure_personal(setup, model)
     else:
         measured = evaluate_here(prepared, server)

@@ -35,9 +35,10 @@ class SelectionByLosses(Feature):
         cohort, clients = prepared.cohort, len(prepared.setup.federation)
         if prepared.is_baseline:
             return
-        if prepared.setup.training.personal:
+        if prepared.setup.training.personal or prepared.plan.receiver is not None:
+            what = "personal parameters" if prepared.plan.receiver is None else "several models"
             raise ConfigError(
-                f"cohort.sampling = {cohort.sampling!r} does not go with personal parameters.",
+                f"cohort.sampling = {cohort.sampling!r} does not go with {what}.",
                 got=prepared.plan.expression,
                 why="it compares clients by the loss of one model",
                 do="set cohort.sampling = 'uniform'",

@@ -31,9 +31,12 @@ def client_models(
     setup, network = prepared.setup, prepared.setup.training.network
     names = setup.federation.names or [str(k) for k in range(len(setup.federation))]
     files = client_files(names)
-    model = ServerModel(server.params, server.buffers, server.round)
+    model = ServerModel.of(prepared.plan, server)
+    training, plan = setup.training, prepared.plan
+    keeps = bool(training.personal) or plan.local_model is not None or bool(network.buffers)
+    are_sent = plan.receiver is not None and not keeps and not plan.client_states
     for client in range(len(setup.federation)):
-        if prepared.is_whole or engine.client_state(client) is not None:
+        if prepared.is_whole or are_sent or engine.client_state(client) is not None:
             yield files[client], network.state_dict(*engine.personal_model(setup, model, client))
 
 

@@ -406,7 +406,7 @@ class Node:
         Raises:
             WireError: it is not a request of this run, or not for this node.
         """
-        request, message = self._read(content, self.specs.evaluation)
+        request, message = self._read(content, self.specs.personal)
         setup = self._setup(request)
         sizes = split_examples(setup, "clients").sizes
         records = RecordDict({HEADER: request.record()})
@@ -424,7 +424,8 @@ class Node:
 
         A client that has lost its state is evaluated as one that has not taken part.
         """
-        server = ServerModel(message.params, message.buffers, request.round)
+        model = message.params, message.buffers
+        server = ServerModel(*model, request.round, message.broadcast)
         for item in request.clients:
             storage = ClientStorage(self.folder, request.run, item.client)
             try:
@@ -443,11 +444,13 @@ class Node:
         Raises:
             WireError: it is not a request of this run, or not for this node.
         """
-        request, message = self._read(content, self.specs.evaluation)
+        is_personal = self.prepared.judges == "personal"
+        specs = self.specs.personal if is_personal else self.specs.evaluation
+        request, message = self._read(content, specs)
         setup = self.prepared.setup
         setup = replace(setup, metrics=setup.metrics.of_pictures())
         records = RecordDict({HEADER: request.record()})
-        if self.prepared.judges == "personal":
+        if is_personal:
             for client, states, _ in self._personal_states(setup, request, message):
                 records[of_client(SCORES, client)] = sums_record(states)
             return records

@@ -355,7 +355,7 @@ class NodeClients(KeepsClientStates):
         """Return [C, S] sums of the clients' personal models, NaN where none have come."""
         sizes = split_examples(setup, "clients").sizes
         clients = np.flatnonzero(sizes)
-        message = Message(server.params, server.buffers, {}, server.round, 0.0)
+        message = Message(server.params, server.buffers, server.broadcast, server.round, 0.0)
         by_client = dict(zip(clients.tolist(), sizes[clients].tolist(), strict=True))
         states = torch.full((len(sizes), metrics.state_size), math.nan, dtype=torch.float64)
         states[clients] = self._states_of_nodes(kind, message, by_client, metrics)

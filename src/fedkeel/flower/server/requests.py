@@ -151,7 +151,7 @@ class Requests:
             )
             self._traffic.add_sent(name, model)
             for part, state in message.broadcast.items():
-                self._traffic.add_sent(part, {part: state})
+                self._traffic.add_sent(part if name == "model" else name, {part: state})
         return contents
 
     # --- client states ---------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def describe(plan: Plan) -> str:
         *_line("local work by", [p.name for p in plan.parts if isinstance(p, LocalWork)]),
         *_line("answer before training", _names(plan.surveys)),
         *_line("receive", [_model(plan), *_names(plan.broadcasts)]),
+        *_line("take for the received model that of", _name(plan.receiver)),
         *_line("begin at the model of", _name(plan.local_start)),
         *_line("prepare", _names(plan.preparations)),
         *_line("phases by", _name(plan.phases)),

@@ -387,6 +387,14 @@ METHODS: Mapping[str, Listed] = {
         "each client's model mixed in as soon as it comes",
         {"fedasync": "fedasync:FedAsync"},
     ),
+    "ifca": Listed(
+        "ghosh2020ifca", "a model for each cluster, chosen by the loss", {"ifca": "ifca:IFCA"}
+    ),
+    "fedamp": Listed(
+        "huang2021fedamp",
+        "each client drawn to a mixture of models that are like its own",
+        {"fedamp": "fedamp:FedAMP"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 

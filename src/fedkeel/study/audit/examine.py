@@ -68,6 +68,12 @@ def examine(
             why="a step of it takes updates of models of several rounds",
             do="audit the method without it, whose clients send the same",
         )
+    if prepared.plan.receiver is not None:
+        raise ConfigError(
+            f"{run.method!r} is not audited: its clients begin at several models.",
+            why="the attacks take each update as a move from the one model that was sent",
+            do="audit the method without it, whose clients send an update of the same form",
+        )
     kept = _Kept(out, prepared)
     with interrupts(display.stopping) as stop:
         follow = display.follow("run")

@@ -363,9 +363,10 @@ def _check_vectorized(federation: SmallFederation) -> str:
 
 def _refusals(reasons: Iterable[str]) -> list[str]:
     """Return why clients are not side by side, but for parts that say that they cannot be."""
-    from fedkeel.engine.vectorized.compiled_loop import NeedsAllExamples  # a slow import
+    from fedkeel.engine.vectorized import compiled_loop  # a slow import
 
-    return [reason for reason in reasons if str(NeedsAllExamples()) not in reason]
+    known = [str(compiled_loop.NeedsAllExamples()), str(compiled_loop.HasModelOfItsOwn())]
+    return [reason for reason in reasons if not any(text in reason for text in known)]
 
 
 def _check_group(federation: SmallFederation, tolerance: float = GROUP_TOLERANCE) -> str:
