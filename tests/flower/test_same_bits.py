@@ -29,6 +29,7 @@ FAST = {
     "median",
     "fedadam",
     "fedsgd",
+    "ifca",
     "scaffold+momentum",
 }
 """One method of each kind of message: client state, surveys, codecs, server memory, diagnostics,
@@ -38,10 +39,13 @@ BY_REPLIES = ("fedasync", "fedbuff")
 """Methods whose server does not wait: the order of the replies decides their bits. They are tested
 in `server/test_trainings.py`, with the order of a simulation."""
 
+REFUSED = ("fedamp",)
+"""Sends each client a model of its own, see `papers/test_fedamp.py`."""
+
 METHODS = [
     pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
     for method in [*REGISTRY, *PAIRS]
-    if method not in BY_REPLIES
+    if method not in (*BY_REPLIES, *REFUSED)
 ]
 
 

@@ -41,7 +41,8 @@ GRADIENT = (
 )
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
-    *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam", "flora", "fedasync"),
+    *("feddyn", "fedcm", "fedacg", "domo", "fedsmoo", "mofedsam", "flora", "fedasync", "ifca"),
+    "fedamp",
 )
 REDUCE = (
     *("median", "trimmed_mean", "krum", "multikrum", "bulyan", "geomedian", "cclip", "fltrust"),
@@ -76,6 +77,13 @@ FRESH = (
     *("domo", "mime", "mimelite", "fedcurv", "fedexp", "fedspeed", "fedsmoo", "fedtrip"),
     *("mofedsam", "fedproto", "scaffnew", "fedadamw", "fedmuon", "fedswa", "fedmoswa", "rolora"),
     "fedlada",
+)
+OF_ALL = (
+    *("scaffold", "fednova", "fedgc", "gcfed", "globalgc", "fedgh", "median", "trimmed_mean"),
+    *("krum", "multikrum", "bulyan", "geomedian", "cclip", "normbound", "nnm", "bucketing"),
+    *("fedvarp", "mifa", "mime", "mimelite", "dpclient", "dpquantile", "fedcurv", "fedexp"),
+    *("fedtrip", "fedgamma", "feddisco", "scaffnew", "fedau", "fedawa", "qfedavg", "term", "afl"),
+    *("fedadamw", "fedmuon", "fedswa", "fedmoswa", "fedlada", "fedbuff"),
 )
 BY_CLIENT = (
     *("fedsmoo", "fedvarp", "mifa", "feddisco", "fedau", "fedawa", "qfedavg", "term", "afl"),
@@ -182,6 +190,10 @@ ILLEGAL = {
     **{(each, "fedbuff"): BROKEN for each in FRESH},
     **{(each, "fedasync"): BROKEN for each in (*FRESH, *REDUCE[:-1]) if each not in SERVER},
     **{(each, "fedasync"): BROKEN for each in ("minibatch_sgd", "fednova")},
+    # a server of several models has no update of all clients, and no model that all receive
+    **{(each, several): BROKEN for each in OF_ALL for several in ("ifca", "fedamp")},
+    **{(start, "fedamp"): SLOT for start in START},
+    ("minibatch_sgd", "fedamp"): BROKEN,
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

@@ -25,7 +25,7 @@ from method.players import equal, federation, gap, play
 from method.test_theory import Line, squares
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 from papers.personal import COHORTS
-from toys import Net, plain, prepared
+from toys import Net, prepared
 
 LR = 0.2
 
@@ -101,11 +101,14 @@ def test_a_proximal_term_pulls_to_the_model_that_was_chosen() -> None:
 # --- laws and reductions ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["ifca(clusters=1)", "ifca(clusters=3, spread=0.0)"])
 @pytest.mark.parametrize("beside", ["", "+fedprox(mu=0.5)", "+topk"])
-def test_one_model_or_equal_ones_are_fedavg(method: str, beside: str) -> None:
-    plain = play((beside or "+fedavg")[1:], rounds=3, weights="uniform")
-    assert equal(play(method + beside, rounds=3), plain)
+def test_one_model_is_fedavg_and_so_are_equal_ones_at_first(beside: str) -> None:
+    """Later, a client for which the model got worse may take one that nobody has trained."""
+    alone = (beside or "+fedavg")[1:]
+    plain = play(alone, rounds=3, weights="uniform")
+    assert equal(play("ifca(clusters=1)" + beside, rounds=3), plain)
+    first = play("ifca(clusters=3, spread=0.0)" + beside, rounds=1)
+    assert equal(first, play(alone, rounds=1, weights="uniform"))
 
 
 def test_the_models_begin_as_shuffles_of_the_global_one() -> None:
@@ -206,11 +209,11 @@ def test_each_client_is_scored_by_the_model_that_fits_it(kind: str) -> None:
     one = sum(t.numel() for t in ready.server.params.values()) * 4
     assert row.bytes_down == {"model": 3 * one, "ifca": 3 * 2 * one}
     assert row.bytes_up == {"model": 3 * one, "ifca": 3 * 3 * 4}
-    assert plain(found) == []
 
 
 def test_statistics_of_batch_normalisation_stay_at_the_client() -> None:
-    found = start(prepared("ifca", lambda: Net(norm=True), rounds=2, per_round=6))
+    local = fk.Local(lr=0.05, epochs=1, batch_size=4, drop_last="single")
+    found = start(prepared("ifca", lambda: Net(norm=True), rounds=2, per_round=6, local=local))
     means = [found.client_model(str(k))["norm.running_mean"] for k in range(6)]
     assert not any(torch.equal(means[0], other) for other in means[1:])
 
@@ -229,10 +232,13 @@ def test_what_acts_on_all_updates_together_is_refused(other: str) -> None:
     for expression in (f"ifca+{other}", f"{other}+ifca"):
         with pytest.raises(CompositionError) as caught:
             parse(expression)
-        assert "ONE_MODEL" in str(caught.value) or "slot" in str(caught.value)
+        said = ("ONE_MODEL", "FRESH_UPDATES", "in the slot")
+        assert any(text in caught.value.what for text in said)
 
 
-@pytest.mark.parametrize("other", ["ditto", "fedprox", "moon", "fedper", "topk", "finetune", "clip"])
+@pytest.mark.parametrize(
+    "other", ["ditto", "fedprox", "moon", "fedper", "topk", "finetune", "clip"]
+)
 def test_what_acts_at_a_client_goes_beside_it(other: str) -> None:
     played = federation(f"ifca+{other}", planted())
     before = models_of(played)

@@ -17,7 +17,7 @@ def message_state(message: Message) -> State:
 
 
 def bytes_to_client(message: Message, plan: Plan) -> dict[str, int]:
-    """Return the bytes that a client is sent, by part; a model of its own takes the model's place."""
+    """Return the bytes that a client is sent, by part, with one model: the global or its own."""
     down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
     to_all = {k: v for k, v in message.broadcast.items() if k not in plan.row_senders}
     return {**down, **{part: nbytes(state) for part, state in to_all.items()}}

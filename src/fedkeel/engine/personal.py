@@ -56,7 +56,8 @@ def personal_model(
     """Return the parameters and buffers of a client's personal model.
 
     A client that has never taken part has the global model, with the initial personal parameters;
-    where the server has several models, the one that it would receive. One that trains alone, in the baseline `local`, has what it has trained.
+    where the server has several models, it has the one that it would receive. One that trains
+    alone, in the baseline `local`, has what it has trained.
 
     Args:
         setup: method, model, data and seed.

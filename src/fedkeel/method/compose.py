@@ -65,9 +65,7 @@ R = TypeVar("R", bound=Part)
 
 LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
 """What the client loop always provides."""
-SERVER = frozenset(
-    {Capability.SEPARATE_UPDATES, Capability.FRESH_UPDATES, Capability.ONE_MODEL}
-)
+SERVER = frozenset({Capability.SEPARATE_UPDATES, Capability.FRESH_UPDATES, Capability.ONE_MODEL})
 """What the server round provides unless a part breaks it."""
 SIMULATION = frozenset(
     {
@@ -231,7 +229,7 @@ class Plan:
 
     @property
     def row_senders(self) -> frozenset[str]:
-        """Names of the parts that send each client a model of its own in place of the global one."""
+        """Names of the parts that send each client a model of its own, not the global one."""
         return frozenset(part.name for part in self.broadcasts if traits_of(part).sends_rows)
 
     @property

@@ -50,8 +50,9 @@ class IFCA(ReceivedModel, Carry, Upload, Broadcast, ServerOptimiser):
     State: all models but the first one, which is the global model, at the server.
     Cost: a forward pass of each model over all examples of the client in each round, and in each
         evaluation of the clients.
-    Laws: clusters = 1 is FedAvg, bit for bit, and so is spread = 0: of equal losses the first
-        counts. A model that nobody has chosen stays as it is.
+    Laws: clusters = 1 is FedAvg, bit for bit, and so is the first round with spread = 0: of equal
+        losses the first counts. A model that nobody has chosen stays as it is. As long as nobody
+        changes, each cluster is FedAvg of its own clients.
     Deviations: the paper draws each model anew, or starts several times and keeps the best start.
         Where a shuffle changes nothing, as with a last layer of zeros, all models predict the same,
         and everybody chooses the first one. The loss of all examples counts, by the task's loss in

@@ -63,7 +63,7 @@ class Scaffnew(LocalWork, GradientTransform, ClientState):
     paper: ClassVar[str] = "mishchenko2022proxskip"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.LINEAR_ACCUMULATION, Capability.FRESH_UPDATES}
+        {Capability.LINEAR_ACCUMULATION, Capability.FRESH_UPDATES, Capability.ONE_MODEL}
     )
 
     def work(self, local: Local) -> Local:
