@@ -148,7 +148,7 @@ class FedAMP(ReceivedModel, LocalStart, Penalty, ClientState, Broadcast, ServerO
         np.fill_diagonal(attention, 0.0)
         total = attention.sum(axis=1)
         attention /= np.maximum(total, 1.0)[:, None]
-        return attention + np.diag(1.0 - attention.sum(axis=1)), np.count_nonzero(total > 1.0)
+        return attention + np.diag(1.0 - attention.sum(axis=1)), int((total > 1.0).sum())
 
 
 def squared_distances(models: Tree) -> Floats:

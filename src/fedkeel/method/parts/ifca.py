@@ -84,10 +84,9 @@ class IFCA(ReceivedModel, Carry, Upload, Broadcast, ServerOptimiser):
             return sent
         models, step = self._models(sent, arrival.broadcast), arrival.all_examples_step()
         losses = torch.stack([mean_loss(step, model) for model in models])
-        best = int(losses.nan_to_num(nan=torch.inf).argmin())
-        arrival.noted["chosen"] = torch.zeros_like(losses)
-        arrival.noted["chosen"][best] = 1.0
-        return models[best]
+        best = losses.nan_to_num(nan=torch.inf).argmin()
+        arrival.noted["chosen"] = torch.nn.functional.one_hot(best, len(models)).to(losses.dtype)
+        return models[int(best)]
 
     def init_carry(self, start: Tree, client_state: State) -> State:
         """Return which model was chosen."""
@@ -117,7 +116,7 @@ class IFCA(ReceivedModel, Carry, Upload, Broadcast, ServerOptimiser):
         models = self._models(params, cohort.state)
         for j, model in enumerate(models):
             is_here = chosen == j
-            cohort.log(f"clients_{j}", np.count_nonzero(is_here))
+            cohort.log(f"clients_{j}", float(is_here.sum()))
             if is_here.any():
                 weights = np.where(is_here, cohort.weights, 0.0)
                 weights = weights if is_here.all() else weights / weights.sum()
