@@ -83,7 +83,7 @@ OF_ALL = (
     *("krum", "multikrum", "bulyan", "geomedian", "cclip", "normbound", "nnm", "bucketing"),
     *("fedvarp", "mifa", "mime", "mimelite", "dpclient", "dpquantile", "fedcurv", "fedexp"),
     *("fedtrip", "fedgamma", "feddisco", "scaffnew", "fedau", "fedawa", "qfedavg", "term", "afl"),
-    *("fedadamw", "fedmuon", "fedswa", "fedmoswa", "fedlada", "fedbuff"),
+    *("fedadamw", "fedmuon", "fedswa", "fedmoswa", "fedlada", "fedbuff", "fltrust", "dpftrl"),
 )
 BY_CLIENT = (
     *("fedsmoo", "fedvarp", "mifa", "feddisco", "fedau", "fedawa", "qfedavg", "term", "afl"),

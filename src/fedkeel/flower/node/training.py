@@ -234,7 +234,8 @@ class DeviceTraining:
                 {k: t.to(self._device) for k, t in one.items()}
                 for one in (server.params, server.buffers)
             )
-            moved = ServerModel(params, buffers, server.round)
+            others = map_tensors(lambda t: t.to(self._device), dict(server.broadcast))
+            moved = ServerModel(params, buffers, server.round, substates(others))
             kept = state and substates(map_tensors(lambda t: t.to(self._device), dict(state)))
             with use_numerics(setup.precision):
                 states, values = measure_client(placed, moved, client, kept)
