@@ -58,7 +58,6 @@ def write_handout(
         "own_data": has_own_data,
         "user": USER,
         "uid": UID,
-        "gpu": False,
         "superlink": places.superlink,
         "host": places.host,
         "port": places.port,

@@ -15,7 +15,14 @@ from fedkeel.errors import CompositionError, counted
 from fedkeel.features.secure.participant import Participant, Revealed, threshold
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.node.node import Node
-from fedkeel.flower.protocol import OK, ClientRequest, ClientResult, Request, TrainingReply
+from fedkeel.flower.protocol import (
+    OK,
+    ClientRequest,
+    ClientResult,
+    NodeTraining,
+    Request,
+    TrainingReply,
+)
 from fedkeel.flower.secure_protocol import (
     BUFFERS,
     UPDATE,
@@ -81,7 +88,7 @@ def answers(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent]
         when = EACH_ROUND if is_on_nodes(experiment) else EACH_CLIENT
         found += [*_survey_answers(plan, node, when), *_training_answers(plan, node, when)]
     if is_on_nodes(experiment):
-        found += _scores(experiment, node)
+        found += [*_scores(experiment, node), STATISTICS]
     return [*found, FAILURE]
 
 
@@ -124,6 +131,13 @@ FAILURE = Sent(
     "error, which may name a file or a column, stays in the log of this machine",
     "only after a failure",
     200,
+)
+
+STATISTICS = Sent(
+    "Statistics of the data, such as how many examples have each label: only the kinds that the "
+    "policy of this site names under [statistics], and nothing where there is none",
+    "only when the server asks for them",
+    None,
 )
 
 
@@ -180,7 +194,7 @@ def _training_answers(plan: Plan, node: Node | None, when: str) -> Iterator[Sent
 def _numbers(node: Node | None, when: str) -> Sent:
     """What goes with an update: losses, diagnostics and counts."""
     names = [] if node is None else sorted(node.specs.diagnostics)
-    what = "Numbers about the training: its loss, steps and examples"
+    what = "Numbers about the training: its loss, steps and examples; on what device, and how"
     if names:
         what += f"; diagnostics of the method: {', '.join(names)}"
     size = None
@@ -204,7 +218,8 @@ def _secure_answers(plan: Plan, node: Node | None, nodes: int) -> Iterator[Sent]
     what += "".join(f", the message of the method's part {name}" for name in parts)
     what += ", weight, loss and diagnostics. By itself it looks like random numbers"
     yield Sent(what, EACH_ROUND, None if layout is None else FLOAT * layout.size, True)
-    what = "Numbers beside it: of each client its steps and examples, and whether it has trained"
+    what = "Numbers beside it: of each client its steps and examples, and whether it has trained; "
+    what += "on what device, and how"
     yield Sent(what, EACH_ROUND, None if node is None else _length(_training_reply(node)), True)
     what = "What takes the masks off the sum of all nodes: parts of the secrets of the others"
     yield Sent(what, EACH_ROUND, unmask, True)
@@ -216,7 +231,8 @@ def _secure_answers(plan: Plan, node: Node | None, nodes: int) -> Iterator[Sent]
 def _scores(experiment: Experiment, node: Node | None) -> Iterator[Sent]:
     metrics = None if node is None else node.prepared.setup.metrics
     size = None if metrics is None else FLOAT * metrics.on_nodes().state_size
-    what = "Scores of the model on examples of this site that are kept aside: sums over all of them"
+    what = "Scores of the model, and of a model of the site's own where the method makes one, on "
+    what += "examples of this site that are kept aside: sums over all of them"
     if metrics is not None:
         what += f", for {', '.join(metrics.on_nodes().order)}"
     yield Sent(what, _times(experiment.evaluation.every), size)
@@ -293,7 +309,8 @@ def _training_reply(node: Node) -> TrainingReply:
         ClientResult(client=client, status=OK, steps=1000, examples=10_000, state_digest=DIGEST)
         for client in sorted(node.clients)
     )
-    return TrainingReply(run=_run(node), round=100, clients=results)
+    training = NodeTraining(engine="vectorized", device="cuda:0", name="GPU", precision="float32")
+    return TrainingReply(run=_run(node), round=100, clients=results, training=training)
 
 
 def _run(node: Node) -> str:
