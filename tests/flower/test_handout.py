@@ -26,6 +26,7 @@ from fedkeel.flower.handout.places import Places
 from fedkeel.flower.local import keys
 from fedkeel.flower.local.processes import NAME, FlowerProcesses, free_port
 from fedkeel.flower.node.node import Node
+from fedkeel.flower.server.traffic import EVALUATION
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.ingredients import gather
@@ -101,7 +102,7 @@ def first_round(settings: Experiment, root: Path, nodes: int = 3) -> tuple[Node,
 
 @each(
     "method",
-    ["fedavg", "scaffold", "mime", "fedgc", "topk(fraction=0.1)", "quantise", "fednova"],
+    ["fedavg", "scaffold", "mime", "fedgc", "topk(fraction=0.1)", "quantise", "ifca(clusters=2)"],
 )
 def test_the_bytes_of_tensors_are_those_of_the_record(
     method: str, toy: Path, tmp_path: Path
@@ -121,7 +122,10 @@ def test_the_bytes_of_tensors_are_those_of_the_record(
                 assert item.size is not None
                 total[item.part] = total.get(item.part, 0) + times * item.size
     assert up == {part: count for part, count in row.bytes_up.items() if count}
-    assert down == {part: count for part, count in row.bytes_down.items() if count}
+    trained = {part: count for part, count in row.bytes_down.items() if part != EVALUATION}
+    assert down == {part: count for part, count in trained.items() if count}
+    evaluated = [item for item in requests(settings, node, 3) if "evaluated" in item.what]
+    assert bool(evaluated) == (EVALUATION in row.bytes_down)
 
 
 def test_the_bytes_of_secure_sums_are_those_of_the_record(toy: Path, tmp_path: Path) -> None:

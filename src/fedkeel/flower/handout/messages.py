@@ -87,8 +87,10 @@ def answers(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent]
     else:
         when = EACH_ROUND if is_on_nodes(experiment) else EACH_CLIENT
         found += [*_survey_answers(plan, node, when), *_training_answers(plan, node, when)]
+    if _evaluates(experiment, node):
+        found += _scores(experiment, node)
     if is_on_nodes(experiment):
-        found += [*_scores(experiment, node), STATISTICS]
+        found.append(STATISTICS)
     return [*found, FAILURE]
 
 
@@ -108,8 +110,8 @@ def requests(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent
         keys = None if node is None else _Steps(node, nodes).received
         words = "Public keys of the other nodes, and what these have encrypted for this one"
         found.append(Sent(words, EACH_ROUND, keys, True))
-    if is_on_nodes(experiment):
-        size = None if node is None else _size(node.specs.evaluation, ("params/", BUFFERS))
+    if _evaluates(experiment, node):
+        size = None if node is None else _size(node.specs.evaluation, ("",))
         when = _times(experiment.evaluation.every)
         found.append(Sent("The model, to be evaluated", when, size))
     return found
@@ -226,6 +228,11 @@ def _secure_answers(plan: Plan, node: Node | None, nodes: int) -> Iterator[Sent]
 
 
 # --- evaluation -----------------------------------------------------------------------------------
+
+
+def _evaluates(experiment: Experiment, node: Node | None) -> bool:
+    """Return whether nodes measure models: on data or by models that only they have."""
+    return is_on_nodes(experiment) or (node is not None and node.prepared.judges == "personal")
 
 
 def _scores(experiment: Experiment, node: Node | None) -> Iterator[Sent]:
