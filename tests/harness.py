@@ -42,6 +42,7 @@ EVERYTHING = SIMULATION | {
     Capability.PLAIN_LOSS,
     Capability.CLASSES,
     Capability.SOFT_TARGETS,
+    Capability.PUBLIC_INPUTS,
 }
 
 
@@ -105,6 +106,7 @@ class Federation:
         buffers: str = "refuse",
         per_round: int | None = None,
         root: int = 0,
+        public: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         self.plan = parse(expression, EVERYTHING, weights)
         self.training = ClientTraining(
@@ -114,11 +116,13 @@ class Federation:
             buffers,
             autograd,
             personal=self.plan.personal_names(network.layout),
+            public=Batch(*map(torch.as_tensor, public or clients[0])),
         )
         self.network, self.batches, self.seed = network, batches, seed
         self.root = root  # the client whose examples are also at the server
         self.data = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
-        self.population = Population.of(network, len(clients), per_round or len(clients))
+        population = Population.of(network, len(clients), per_round or len(clients))
+        self.population = replace(population, public=len(self.training.public))
         server = server_start(self.training, self.population)
         self.played = Played(server)
         self.rows: dict[int, dict[str, State]] = {}

@@ -327,19 +327,24 @@ def lines_of(module: str) -> int:
 
 def test_the_path_of_a_round_is_short() -> None:
     lines = [len((SOURCE / file).read_text("utf-8").splitlines()) for file in PATH_OF_A_ROUND]
-    assert sum(lines) <= 1570  # of which 35 say which of several models a client receives
+    # 35 say which of several models a client receives, 30 train on public inputs first
+    assert sum(lines) <= 1600
     page = (SOURCE.parents[1] / "docs" / "concepts" / "round.md").read_text("utf-8")
     assert all(f"`{file}`" in page for file in PATH_OF_A_ROUND)
 
 
 def test_the_core_is_small() -> None:
-    """Methods without their parts and pages, the reference engine with what it imports, a run."""
+    """Methods without their parts and pages, the reference engine with what it imports, a run.
+
+    Some 230 lines of it are for clients with different networks, of which a store for each is half,
+    and 120 for public inputs, which the loop, the contexts and a role know.
+    """
     graph = module_graph()
     core = {"fedkeel.engine.sequential", *reachable(graph, "fedkeel.engine.sequential")}
     core = {module for module in core if module.startswith("fedkeel.engine")}
     core |= {m for m in graph if m.startswith(("fedkeel.method", "fedkeel.runner"))}
     aside = ("fedkeel.method.parts", "fedkeel.method.docs")
-    assert sum(lines_of(m) for m in core if not m.startswith(aside)) < 12_250
+    assert sum(lines_of(m) for m in core if not m.startswith(aside)) < 12_600
 
 
 def test_preparing_a_run_is_short() -> None:

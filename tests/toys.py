@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -183,6 +183,8 @@ def prepared(
     weights: str | None = None,
     system: fk.System | None = None,
     flower: config.Flower | None = None,
+    others: Mapping[str, fk.ClientNetwork] | None = None,
+    public: fk.Dataset | None = None,
     **engine: object,
 ) -> Prepared:
     """Prepare a run of a method on the toy federation."""
@@ -208,8 +210,9 @@ def prepared(
     if metrics is not None:
         more["metrics"] = metrics
     data = clients or federation()
-    task = fk.Task(model, buffers=buffers, **more)
-    return prepare(settings, Ingredients(task, lambda _: data, test or held(), "toy"))
+    task = fk.Task(model, buffers=buffers, others=others or {}, **more)
+    made = Ingredients(task, lambda _: data, test or held(), "toy", public=public or held(30))
+    return prepare(settings, made)
 
 
 def own_steps(model: nn.Module, data: ClientExamples, round: TrainingRound) -> dict[str, float]:

@@ -22,6 +22,7 @@ COLUMNS = (
             "Survey",
             "LocalStart",
             "Preparation",
+            "PublicTraining",
         ),
     ),
     (

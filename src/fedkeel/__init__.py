@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fedkeel.study.api import doctor as doctor
     from fedkeel.study.api import run as run
     from fedkeel.study.simulation import Simulation as Simulation
+    from fedkeel.task.client_network import ClientNetwork as ClientNetwork
     from fedkeel.task.metrics.registry import metric as metric
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
     from fedkeel.task.predict.trained_model import load as load
@@ -95,6 +96,7 @@ _HOMES = {
     "fedkeel.method.grammar": ("parse",),
     "fedkeel.task.metrics.registry": ("metric",),
     "fedkeel.task.models.norm": ("replace_batch_norm",),
+    "fedkeel.task.client_network": ("ClientNetwork",),
     "fedkeel.task.task": ("Task",),
 }
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}

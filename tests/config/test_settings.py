@@ -30,6 +30,7 @@ REQUIRED: dict[type[Settings], dict[str, Any]] = {
     config.Data: {"source": "digits"},
     DeviceClass: {"share": 1.0},
     config.Model: {"name": "mlp"},
+    config.OtherModel: {"name": "mlp", "share": 0.5},
     config.Partition: {"clients": 2, "alpha": 1.0, "kind": "dirichlet"},
     config.Local: {"lr": 0.1, "epochs": 1},
     config.Range: {"low": 1, "high": 2},

@@ -76,7 +76,7 @@ FRESH = (
     *("fedgc", "fedgh", "gradma", "feddyn", "fedcm", "normbound", "nnm", "bucketing", "fedacg"),
     *("domo", "mime", "mimelite", "fedcurv", "fedexp", "fedspeed", "fedsmoo", "fedtrip"),
     *("mofedsam", "fedproto", "scaffnew", "fedadamw", "fedmuon", "fedswa", "fedmoswa", "rolora"),
-    "fedlada",
+    *("fedlada", "fedmd"),
 )
 OF_ALL = (
     *("scaffold", "fednova", "fedgc", "gcfed", "globalgc", "fedgh", "median", "trimmed_mean"),
@@ -176,11 +176,12 @@ ILLEGAL = {
     ("fedgc", "fedau"): WEIGHTS,
     ("fedgc", "fedmoswa"): WEIGHTS,
     **{("fedgc", own): WEIGHTS for own in OPTIMISER},
-    # FedProto shares no parameters, and these act on those that are shared
+    # FedProto and FedMD share no parameters, and these act on those that are shared
     **{
         pair: BROKEN
         for pair in combinations(REGISTRY, 2)
-        if "fedproto" in pair and not set(pair) - {"fedproto"} <= set(BESIDE_FEDPROTO)
+        for own in ("fedproto", "fedmd")
+        if own in pair and not set(pair) - {own} <= set(BESIDE_FEDPROTO)
     },
     **{("fedgc", robust): WEIGHTS for robust in ROBUST},
     # buckets are updates of nobody in particular

@@ -15,7 +15,7 @@ HUBS = ("hf:", "timm:")
 else they name the user's modules ``hf`` and ``timm``."""
 
 PLACES = (
-    *("data.source", "data.test", "data.text.tokenizer"),
+    *("data.source", "data.test", "data.public", "data.text.tokenizer"),
     "engine.address",
     *(f"{table}.{name}" for table, kind in declarations().items() for name in kind.places),
 )
@@ -82,6 +82,8 @@ def _texts(settings: Run) -> Iterator[tuple[str, str]]:
             yield key, text
     if not isinstance(settings, Experiment):
         return
+    for other in settings.model.others.values():
+        yield "model.name", other.name
     for text in (*settings.compare.methods, *settings.tune.method):
         yield "method", text
     for key, choices in settings.tune.space.items():

@@ -36,6 +36,10 @@ class Data(Settings):
             the folder that ``save_to_disk`` wrote.
         test: path of the test data where `source` is a path; None takes `test_fraction`.
         test_fraction: share of the examples set aside for testing where no test set exists.
+        public: path of a file, as that of `test`, of inputs that all clients have, for methods such
+            as ``fedmd``.
+        public_fraction: share of the training examples that is public in place of a file: no client
+            gets it as its own.
         shape: (channels, height, width) that every image is brought to; None keeps the source's.
         normalize: ``"source"`` uses the published mean and deviation of a known image set and
             leaves other numbers as they are; ``"standardize"`` brings each column, or each channel
@@ -77,6 +81,8 @@ class Data(Settings):
     source: str | tuple[str, ...]
     test: str | None = None
     test_fraction: float = Field(0.2, gt=0.0, lt=1.0)
+    public: str | None = None
+    public_fraction: float | None = Field(None, gt=0.0, lt=1.0)
     shape: tuple[int, int, int] | None = None
     normalize: Literal["source", "standardize", "client", "pixels", "none"] = "source"
     channels: Literal["first", "last"] = "first"
@@ -92,7 +98,7 @@ class Data(Settings):
     labels: tuple[str, ...] = ()
     text: Text | None = None
 
-    @field_validator("source", "test")
+    @field_validator("source", "test", "public")
     @classmethod
     def _is_readable(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         for path in (value,) if isinstance(value, str) else value or ():

@@ -48,6 +48,17 @@ def _is_plain(value: object) -> bool:
     )
 
 
+def _recordable(args: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of a network, or refuse those that TOML or JSON cannot hold."""
+    for name, value in args.items():
+        if not _is_plain(value):
+            raise ValueError(
+                f"the argument {name!r} is {value!r}: give finite numbers, text, truth values, "
+                "or lists and tables of these"
+            )
+    return args
+
+
 class Lora(Settings):
     """Low-rank adapters: only they are trained and sent.
 
@@ -76,6 +87,38 @@ class Lora(Settings):
         return {k: v for k, v in values.items() if k != "merged" or v}
 
 
+class OtherModel(Settings):
+    """A network that some clients have in place of that of `[model]`.
+
+    Args:
+        name: as ``model.name``.
+        args: as ``model.args``.
+        head: as ``model.head``.
+        clients: the clients that have it, by their numbers or names.
+        share: share of all clients that have it, in (0, 1), drawn by the run's seed among those
+            that no list names; in place of `clients`.
+    """
+
+    name: str
+    args: dict[str, Any] = Field(default_factory=dict)
+    head: str | None = None
+    clients: tuple[int | str, ...] = ()
+    share: float | None = Field(None, gt=0.0, lt=1.0)
+
+    @field_validator("args")
+    @classmethod
+    def _can_be_recorded(cls, args: dict[str, Any]) -> dict[str, Any]:
+        """Refuse dates, infinity and objects, which TOML or JSON cannot hold."""
+        return _recordable(args)
+
+    @model_validator(mode="after")
+    def _has_clients(self) -> Self:
+        """Refuse a network of no clients, and one of clients given twice."""
+        if bool(self.clients) == (self.share is not None):
+            raise ValueError("give the clients that have the network, or their share: one of both")
+        return self
+
+
 class Model(Settings):
     """The network.
 
@@ -89,6 +132,8 @@ class Model(Settings):
         buffers: ``refuse`` a model with buffers, ``average`` them like parameters, or keep them
             ``local`` to each client.
         lora: low-rank adapters; None trains the network itself.
+        others: networks that some clients have in place of this one, by name, see `OtherModel`;
+            for methods in which clients share no parameters, such as ``fedproto``.
     """
 
     name: str
@@ -96,18 +141,13 @@ class Model(Settings):
     head: str | None = None
     buffers: Buffers = "refuse"
     lora: Lora | None = None
+    others: dict[str, OtherModel] = Field(default_factory=dict)
 
     @field_validator("args")
     @classmethod
     def _can_be_recorded(cls, args: dict[str, Any]) -> dict[str, Any]:
         """Refuse dates, infinity and objects, which TOML or JSON cannot hold."""
-        for name, value in args.items():
-            if not _is_plain(value):
-                raise ValueError(
-                    f"the argument {name!r} is {value!r}: give finite numbers, text, truth values, "
-                    "or lists and tables of these"
-                )
-        return args
+        return _recordable(args)
 
 
 Sampling = Literal["uniform", "examples", "fixed", "poisson", "in_turn", "power_of_choice", "oort"]

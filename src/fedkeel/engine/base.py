@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.base.fingerprint.reached_values import Description
-from fedkeel.base.values import tensors_of
+from fedkeel.base.values import map_values, tensors_of
 from fedkeel.config import Precision
 from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
+from fedkeel.engine.networks import OtherNetworks
 from fedkeel.errors import RunError
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Floats, Ints, Message
@@ -28,6 +29,7 @@ from fedkeel.method.server_round import raw_weights, server_message
 from fedkeel.records.rows import Scores
 from fedkeel.task.batch import Batch
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
+from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 
 Split = Literal["test", "clients", "pictures"]
@@ -58,6 +60,8 @@ class TrainingSetup:
         keeps_updates: whether the updates of single clients are kept where the method needs no more
             than their sum.
         own: the user's own local training, where the method's plan has no local steps.
+        others: networks of clients that have another one than that of `training`; None where all
+            have the same.
     """
 
     training: ClientTraining
@@ -70,6 +74,31 @@ class TrainingSetup:
     precision: Precision = "float32"
     keeps_updates: bool = False
     own: OwnTraining | None = None
+    others: OtherNetworks | None = None
+
+    def of(self, client: int) -> TrainingSetup:
+        """Return the setup as it is for one client: with its network, and with no others."""
+        if self.others is None:
+            return self
+        return replace(self, training=self.others.training_of(client) or self.training, others=None)
+
+    def with_networks(self, change: Callable[[Network], Network]) -> TrainingSetup:
+        """Return the setup with what is made of each network."""
+        trainings = (self.training, *(self.others.trainings if self.others else ()))
+        first, *rest = (replace(one, network=change(one.network)) for one in trainings)
+        others = self.others and replace(self.others, trainings=tuple(rest))
+        return replace(self, training=first, others=others)
+
+    def with_public_on(self, device: torch.device) -> TrainingSetup:
+        """Return the setup with its public inputs on a device."""
+        public = self.training.public
+        if public is None:
+            return self
+        x, y = (map_values(lambda t: t.to(device), values) for values in (public.x, public.y))
+        trainings = (self.training, *(self.others.trainings if self.others else ()))
+        first, *rest = (replace(one, public=Batch(x, y)) for one in trainings)
+        others = self.others and replace(self.others, trainings=tuple(rest))
+        return replace(self, training=first, others=others)
 
     @cached_property
     def shard(self) -> int:
@@ -98,8 +127,7 @@ class TrainingSetup:
     def _on(self, device: torch.device) -> TrainingSetup:
         train = self.federation.data.on(device)
         return replace(
-            self,
-            training=replace(self.training, network=self.training.network.on(device)),
+            self.with_networks(lambda network: network.on(device)).with_public_on(device),
             federation=replace(self.federation, data=train),
             test=self.test.on(device),
         )

@@ -18,6 +18,7 @@ from fedkeel.engine.base import (
     TrainedCohort,
     TrainingSetup,
 )
+from fedkeel.engine.networks import OtherNetworks
 from fedkeel.engine.personal import (
     ReadState,
     count_personal,
@@ -27,7 +28,8 @@ from fedkeel.engine.personal import (
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec
-from fedkeel.engine.store import client_store
+from fedkeel.engine.store import AnyStore, client_store
+from fedkeel.engine.store.by_network import StoreByNetwork
 from fedkeel.engine.store.record import RowCodec
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints
@@ -51,6 +53,7 @@ class ClientStates:
         allocate: provides the memory.
         file: file of client state; None keeps it in memory.
         codec: stores some of the clients' state in compact form; None stores it as it is.
+        others: the networks of clients that keep tensors of other shapes.
         on_nodes: whether the clients keep their state themselves, on other machines.
     """
 
@@ -62,10 +65,16 @@ class ClientStates:
         allocate: Allocate,
         file: Path | None = None,
         codec: RowCodec | None = None,
+        others: OtherNetworks | None = None,
         on_nodes: bool = False,
     ) -> None:
         own_spec = {} if on_nodes else spec
-        self.store = client_store(own_spec, clients, allocate, file, capacity, codec)
+        self.store: AnyStore
+        if others is None:
+            self.store = client_store(own_spec, clients, allocate, file, capacity, codec)
+        else:
+            of_networks = [own_spec, *others.kept], others.of_client
+            self.store = StoreByNetwork(*of_networks, allocate, capacity, file)
         self._steps_done = np.zeros(clients, dtype=np.int64)  # [C]
         self._on_nodes = on_nodes
 

@@ -69,7 +69,7 @@ def train_client(
         TrainingError: the model, the loss or a part raised an exception; it names client, step and
             part.
     """
-    clock = clock or Clock()
+    clock, setup = clock or Clock(), setup.of(job.client)
     rows = setup.federation.client(job.client)
     batch_positions = batch_plans(setup, message, [job])[0][:limit]
     clock.lap("data")

@@ -24,6 +24,7 @@ from fedkeel.method.part import param
 from fedkeel.method.roles import FineTuning, Phases
 from fedkeel.task.batch import Batch, Output
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
+from fedkeel.task.network import Network
 from fedkeel.task.outputs import Outputs
 from fedkeel.task.parameter_names import ParameterLayout
 from fedkeel.tree import Tree, tensors
@@ -65,7 +66,8 @@ def personal_model(
         client: index of the client.
         state: what the client keeps.
     """
-    training, state = setup.training, state or {}
+    setup, state = setup.of(client), state or {}
+    training = setup.training
     plan, network = training.plan, training.network
     params = server.params
     if plan.starts_are_personal and (state or plan.receiver is not None):
@@ -160,6 +162,7 @@ def _answers(
     A module, a loss or a metric that draws random numbers draws the same ones each time, by the
     seed of the first example of its shard.
     """
+    setup = setup.of(client)
     data, rows, metrics = setup.federation.data, setup.federation.own_rows(client), setup.metrics
     network = setup.training.network
     can_wait = metrics.see_each_example and network.uses_cross_entropy
@@ -273,8 +276,7 @@ def count_personal(setup: TrainingSetup, server: ServerModel, read_state: ReadSt
 
 def _measure_all(setup: TrainingSetup, server: ServerModel, read_state: ReadState) -> Measured:
     """Return what is measured of all clients' personal models."""
-    network = setup.training.network.with_running_statistics()  # copied once for all clients
-    setup = replace(setup, training=replace(setup.training, network=network))
+    setup = setup.with_networks(Network.with_running_statistics)  # copied once for all clients
     return _measure(setup, server, range(len(setup.federation)), read_state)
 
 

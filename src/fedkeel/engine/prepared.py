@@ -13,6 +13,7 @@ from fedkeel.data.cohort import largest_cohort
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.engine.base import OwnTraining, TrainingSetup
+from fedkeel.engine.networks import OtherNetworks
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
@@ -20,6 +21,7 @@ from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
+from fedkeel.task.network import Network
 from fedkeel.task.task import Task
 from fedkeel.tree import Tree
 
@@ -45,6 +47,7 @@ class Ingredients:
         augment: a transform of each batch in training; True crops and mirrors images at random.
         model_args: the arguments that a model which is made by its name was given.
         own: the user's own local training, where it is given in Python.
+        public: inputs that all clients have, None for none.
     """
 
     task: Task
@@ -54,6 +57,7 @@ class Ingredients:
     augment: bool | Transform = False
     model_args: Mapping[str, Any] = field(default_factory=dict)
     own: OwnTraining | None = None
+    public: Dataset | None = None
 
 
 _F = TypeVar("_F")
@@ -72,12 +76,14 @@ class Draft:
         provides: what task and engine provide.
         augment: a transform of each batch in training; True crops and mirrors images at random.
         make_server_seed: gives the seed of cohorts and of what the server's parts draw.
+        task: model, loss, head, buffers.
         step_size: updates that make a step of the server; None: those of the clients of a round.
         is_baseline: whether the run sends nothing, and methods are compared to it.
         keeps_updates: whether the updates of single clients are kept, see `TrainingSetup`.
         judges: the model by which the run is judged: the ``global`` one, or each client's
             ``personal`` one.
         own: the user's own local training, None for local steps.
+        others: networks of clients that have another one; None where all have the same.
         features: the features so far.
     """
 
@@ -89,12 +95,20 @@ class Draft:
     provides: frozenset[Capability]
     augment: bool | Transform
     make_server_seed: Callable[[], int]
+    task: Task
     step_size: int | None = None
     is_baseline: bool = False
     keeps_updates: bool = False
     judges: Judged = "global"
     own: OwnTraining | None = None
+    others: OtherNetworks | None = None
     features: tuple[object, ...] = ()
+
+    @property
+    def networks(self) -> list[Network]:
+        """The networks of all clients, the task's own first."""
+        others = () if self.others is None else self.others.trainings
+        return [one.network for one in (self.training, *others)]
 
     def with_feature(self, feature: object) -> Draft:
         """Return the run with one feature more."""

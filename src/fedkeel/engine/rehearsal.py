@@ -40,6 +40,8 @@ SURVEY_PREFIX = "survey/"
 def rehearse(setup: TrainingSetup, message: Message) -> dict[str, TensorSpec]:
     """Train one step of the first client, throw it away, and return the form of its reply.
 
+    It has the task's own network, whichever it has in the run.
+
     Returns:
         Shape and type of each tensor of a reply, by path, and of each answer to a survey.
 
@@ -47,6 +49,7 @@ def rehearse(setup: TrainingSetup, message: Message) -> dict[str, TensorSpec]:
         TrainingError: the model, the loss or a part raised an exception; or a user's part changed
             in place what it received or what it kept.
     """
+    setup = replace(setup, others=None)
     user_parts = user_modules(setup.training.plan.parts)
     if not user_parts or setup.training.network.traits.writes_parameters:
         return specs_of(rehearse_client(setup, message))
@@ -107,6 +110,23 @@ def specs_below(spec: Mapping[str, TensorSpec], prefix: str) -> dict[str, Tensor
 def client_state_spec(spec: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return shape and type of what a client keeps, by path, from those of its reply."""
     return specs_below(spec, CLIENT_STATE_PREFIX)
+
+
+def spec_of_client(
+    setup: TrainingSetup, spec: Mapping[str, TensorSpec], client: int
+) -> Mapping[str, TensorSpec]:
+    """Return the form of a client's reply: what it keeps is that of its own network.
+
+    Args:
+        setup: method, model, data and seed.
+        spec: shape and type of each tensor of a reply, by path, of the task's own network.
+        client: index of the client.
+    """
+    kept = None if setup.others is None else setup.others.kept_by(client)
+    if kept is None:
+        return spec
+    sent = {path: item for path, item in spec.items() if not path.startswith(CLIENT_STATE_PREFIX)}
+    return {**sent, **{CLIENT_STATE_PREFIX + path: item for path, item in kept.items()}}
 
 
 def check_reply(

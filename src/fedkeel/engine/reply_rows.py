@@ -24,10 +24,11 @@ from fedkeel.engine.rehearsal import (
     SURVEY_PREFIX,
     UPDATE_PREFIX,
     check_reply,
+    spec_of_client,
     specs_below,
 )
 from fedkeel.engine.spec import TensorSpec, specs_of
-from fedkeel.engine.store.base import ClientStore
+from fedkeel.engine.store import AnyStore
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.survey import survey_client
 from fedkeel.engine.trainer import ReadRecord, TrainedClients, Trainer
@@ -71,7 +72,7 @@ class ReplyRows:
         capacity: int,
         allocate: Allocate,
         sums: bool = False,
-        store: ClientStore | None = None,
+        store: AnyStore | None = None,
     ) -> None:
         self._setup, self._store = setup, store
         self._survey_spec = specs_below(spec, SURVEY_PREFIX)
@@ -172,7 +173,8 @@ class ReplyRows:
         keeps = {CLIENT_STATE_PREFIX + k: v for k, v in trained.client_state.values.items()}
         values = {**state, **keeps}.items()
         spec = {path: TensorSpec(tuple(v.shape[1:]), v.dtype) for path, v in values}
-        check_reply(spec, trained.jobs[0].client, self._spec)
+        client = trained.jobs[0].client
+        check_reply(spec, client, spec_of_client(self._setup, self._spec, client))
         rows = [job.row for job in trained.jobs]
         summed = {path: state.pop(path) for path in self._sums.tensors}
         self._add(summed, trained, first_row, sums)

@@ -47,7 +47,14 @@ class RoundBuffers:
     ) -> None:
         self._sizes, self._on_nodes = setup.federation.sizes, on_nodes
         self.clients = ClientStates(
-            len(self._sizes), client_state_spec(spec), capacity, allocate, file, codec, on_nodes
+            len(self._sizes),
+            client_state_spec(spec),
+            capacity,
+            allocate,
+            file,
+            codec,
+            setup.others,
+            on_nodes,
         )
         if on_nodes:
             spec = {k: v for k, v in spec.items() if not k.startswith(CLIENT_STATE_PREFIX)}

@@ -22,6 +22,7 @@ from fedkeel.engine.rehearsal import (
     CLIENT_STATE_PREFIX,
     SURVEY_PREFIX,
     check_reply,
+    spec_of_client,
     specs_below,
 )
 from fedkeel.engine.spec import TensorSpec, specs_of
@@ -61,7 +62,7 @@ class Sequential(KeepsClientStates):
         self._answer_spec = specs_below(spec, SURVEY_PREFIX)
         state_spec = specs_below(spec, CLIENT_STATE_PREFIX)
         self.clients = ClientStates(
-            len(setup.federation), state_spec, capacity, private_memory, file, codec
+            len(setup.federation), state_spec, capacity, private_memory, file, codec, setup.others
         )
         varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
@@ -81,7 +82,8 @@ class Sequential(KeepsClientStates):
                 client_state = self.clients.store.read_state(job.client)
                 result = train_client(self._setup, message, job, client_state, clock=clock)
                 reply = reply_state(result.reply)
-                check_reply(specs_of(reply), job.client, self._reply_spec)
+                expected = spec_of_client(self._setup, self._reply_spec, job.client)
+                check_reply(specs_of(reply), job.client, expected)
                 new_state = ClientRecord.of(tree.stack([result.reply.client_state]))
                 self.clients.store.write(np.array([job.client]), new_state)
                 _write_row(rows, job.row, {**reply, "client_state": {}})

@@ -30,6 +30,7 @@ def survey_client(
     Raises:
         TrainingError: the model, the loss or a part raised an exception; it names client and part.
     """
+    setup = setup.of(job.client)
     # the message's memory may still hold the answers of the last round
     broadcast = {
         part: {name: value for name, value in state.items() if name != "survey"}

@@ -14,6 +14,7 @@ FEATURES = (
     "fedkeel.features.secure.declaration:SecureSumsDeclaration",
     "fedkeel.features.stop.declaration:StopDeclaration",
     "fedkeel.features.personal.declaration:PersonalDeclaration",
+    "fedkeel.features.networks.declaration:NetworksDeclaration",
     "fedkeel.features.track.declaration:TrackDeclaration",
     "fedkeel.features.diagnose.declaration:DiagnoseDeclaration",
 )

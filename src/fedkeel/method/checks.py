@@ -120,6 +120,7 @@ INTERNAL_MEMBERS = frozenset(
         "declared_class_counts",
         "declared_noise",
         "make_all_examples_step",
+        "make_public_step",
         "nonlinear_part",
         "part",
         "personal",

@@ -48,6 +48,7 @@ from fedkeel.method.roles import (
     PersonalPrediction,
     Phases,
     Preparation,
+    PublicTraining,
     ReceivedModel,
     Reduction,
     ServerOptimiser,
@@ -103,6 +104,7 @@ class Plan:
         carries: parts that remember from step to step.
         preparations: parts that prepare before the first step.
         local_start: the part that says where a client begins, or None.
+        public_training: the part that trains on public inputs first, or None.
         local_model: the part that trains a second model at the client, or None.
         update_transforms: parts that change the update, by stage.
         codec: the part that says in what form the update is sent, or None.
@@ -138,6 +140,7 @@ class Plan:
     carries: tuple[Carry, ...]
     preparations: tuple[Preparation, ...]
     local_start: LocalStart | None
+    public_training: PublicTraining | None
     local_model: LocalModel | None
     update_transforms: tuple[UpdateTransform, ...]
     codec: Codec | None
@@ -322,6 +325,7 @@ def compose(
         carries=_playing(parts, Carry),
         preparations=_playing(parts, Preparation),
         local_start=next(iter(_playing(parts, LocalStart)), None),
+        public_training=next(iter(_playing(parts, PublicTraining)), None),
         local_model=next(iter(_playing(parts, LocalModel)), None),
         update_transforms=staged(UpdateTransform, "update_stage"),
         codec=next(iter(_playing(parts, Codec)), None),
@@ -432,6 +436,8 @@ _NEED_HINTS = {
     Capability.PLAIN_LOSS: "take loss = 'cross_entropy': the part puts one of its own in its "
     "place, and class weights, label smoothing or another loss would be lost; or drop the part",
     Capability.SOFT_TARGETS: "use a named loss of labels or quantities, or drop the part",
+    Capability.PUBLIC_INPUTS: "give some: data.public = 'FILE', or data.public_fraction = 0.1; in "
+    "Python public=(x, y)",
     Capability.LOCAL_STEPS: "take a part that acts on updates, or leave out local_training",
 }
 
@@ -481,7 +487,7 @@ def acts_in_steps(part: Part) -> bool:
 
 IN_STEPS = (
     *(Phases, Preparation, LocalModel, Criterion, LossTerm, GradientRule, Penalty),
-    *(GradientTransform, ClientOptimiser, StepCorrection, Carry, FineTuning),
+    *(GradientTransform, ClientOptimiser, StepCorrection, Carry, FineTuning, PublicTraining),
 )
 """Roles that act inside a local step, or make some."""
 
@@ -494,7 +500,7 @@ def acts_on_shared(part: Part) -> bool:
 _WITHOUT_SHARED = frozenset(
     {
         *(Personal, Phases, LocalWork, Preparation, Criterion, LossTerm, ClientOptimiser),
-        *(FineTuning, PersonalPrediction),
+        *(FineTuning, PersonalPrediction, PublicTraining),
     }
 )
 """Roles that have something to do where clients share no parameters."""

@@ -86,6 +86,15 @@ class LossTermPart(Protocol):
         """Return a value for each example, or one for the batch."""
 
 
+class PublicTrainingPart(Protocol):
+    """A part with the role `PublicTraining`."""
+
+    name: ClassVar[str]
+
+    def public_loss(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss of each example."""
+
+
 class PenaltyPart(Protocol):
     """A part with the role `Penalty`."""
 
@@ -103,16 +112,18 @@ class Objective:
         criterion: the part that replaces the task's loss, or None.
         terms: parts that add to the loss.
         penalties: parts that add a function of the parameters, by its gradient.
+        public: the part whose loss of public inputs is minimised in place of all that, or None.
     """
 
     criterion: CriterionPart | None = None
     terms: tuple[LossTermPart, ...] = ()
     penalties: tuple[PenaltyPart, ...] = ()
+    public: PublicTrainingPart | None = None
 
     @property
     def is_task_loss(self) -> bool:
         """Whether the loss is the task's, without a criterion and without terms."""
-        return self.criterion is None and not self.terms
+        return self.criterion is None and not self.terms and self.public is None
 
 
 @dataclass(frozen=True)
@@ -303,7 +314,10 @@ class Step:
             now = {name: params[name] for name in self.personal.now}
             step = replace(self, personal=replace(self.personal, now=now))
             params = {name: p for name, p in params.items() if name not in now}
-        if part is None:
+        if (public := self.objective.public) is not None:
+            losses = call(public.public_loss, output.logits, step.view(public.name))
+            losses = checks.check_losses(public, losses, len(self.batch))
+        elif part is None:
             losses = self.network.task_losses(output.returned, self.batch.y)
         else:
             losses = call(part.criterion, output.logits, step.view(part.name))
@@ -506,6 +520,7 @@ class Round:
             side by side. nan where the local optimiser's path is not a sum of gradients.
         lr: local learning rate of the round; [] where the end of a round is recorded for many.
         make_all_examples_step: makes a step whose batch is all examples of the client.
+        make_public_step: makes a step whose batch is all public inputs.
         broadcast: what this part's server half sent.
         client_state: what this part kept for the client from its last round.
         carry: what this part carried out of the last step.
@@ -527,6 +542,7 @@ class Round:
     path_length: float | Tensor
     lr: float | Tensor
     make_all_examples_step: Callable[[], Step]
+    make_public_step: Callable[[], Step]
     broadcast: State = field(default_factory=dict)
     client_state: State = field(default_factory=dict)
     carry: State = field(default_factory=dict)
@@ -545,6 +561,10 @@ class Round:
         objective there.
         """
         return self.make_all_examples_step().view(self.part)
+
+    def public_step(self) -> Step:
+        """Return a step whose batch is all public inputs, for PUBLIC_INPUTS."""
+        return self.make_public_step().view(self.part)
 
     def mean_grad(self) -> Tree:
         """Return the mean gradient along the local path; who asks for it needs LINEAR_ACCUMULATION.
@@ -587,6 +607,7 @@ class Population:
         features: F, its inputs; 0 likewise.
         dtype: type of the parameters.
         adapters: low-rank adapters of matrices that are trained parameters too.
+        public: number of public inputs.
     """
 
     clients: int
@@ -595,6 +616,7 @@ class Population:
     features: int = 0
     dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     adapters: tuple[Adapter, ...] = ()
+    public: int = 0
 
     @classmethod
     def of(cls, network: Network, clients: int, per_round: int) -> Population:

@@ -50,7 +50,7 @@ def task_kinds(expression: str) -> list[TaskKind]:
 
 
 LEGAL, WEIGHTS, TWICE, BREAKS = "+", "w", "=", "B"
-SLOT_CODES = dict(zip(SLOTS, "PDLVIMCGOEYRSFN", strict=True))
+SLOT_CODES = dict(zip(SLOTS, "PDLVITMCGOEYRSFN", strict=True))
 
 REASONS = {
     LEGAL: "they can be combined.",

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.method.checks import call, check_states, check_tree
+from fedkeel.method.checks import UndeclaredNeedError, call, check_states, check_tree
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import (
     Arrival,
     ByPart,
     ClientInfo,
     Message,
+    Objective,
     PartStates,
     PersonalParameters,
     Round,
@@ -39,6 +40,7 @@ from fedkeel.method.local_training import (
     start_client_state,
     start_optimiser,
 )
+from fedkeel.method.part import Capability
 from fedkeel.method.roles import LocalModel
 from fedkeel.method.round_values import Reply
 from fedkeel.task.batch import Batch
@@ -108,7 +110,7 @@ def client_start(
         examples: returns the distinct examples of the round, where those are not all; called only
             where a part prepares them.
     """
-    plan = training.plan
+    plan, is_first = training.plan, client_state is None
     message, chosen = _received(training, message, client_state, client_info, all_examples)
     client_state, buffers = start_client_state(training, message, client_state)
     start = message.params
@@ -137,7 +139,7 @@ def client_start(
         model = call(local_model.begin_model, model, message.params)
     if training.network.traits.writes_parameters:
         start, personal = tree.clone(start), tree.clone(personal)
-    return client, LocalState(
+    local = LocalState(
         params=start,
         personal=personal,
         buffers=tree.clone(buffers),
@@ -148,6 +150,24 @@ def client_start(
         carry=start_carry(plan, start, noted),
         loss=next(iter(training.network.params.values())).new_zeros(()),
     )
+    return client, _trained_on_public(client, local, is_first)
+
+
+def _trained_on_public(client: ClientRound, local: LocalState, is_first: bool) -> LocalState:
+    """Return the local state after the steps on public inputs, which count in no loss."""
+    part, public = client.training.plan.public_training, client.training.public_batches
+    if part is None:
+        return local
+    by_task, by_part = call(part.public_passes, client.message.round, is_first)
+    for batch, _ in by_task * public:
+        step = client_step(client, local, batch, objective=Objective(), prepared={})
+        local = replace(step, loss=local.loss)
+    for batch, places in by_part * public:
+        where: ByPart = {part.name: {"places": places}}
+        objective = Objective(public=part)
+        step = client_step(client, local, batch, objective=objective, prepared=where)
+        local = replace(step, loss=local.loss)
+    return local
 
 
 def _received(
@@ -203,6 +223,8 @@ def client_step(
     noise: Tree | None = None,
     lr: float | Tensor | None = None,
     phase: int | Tensor | None = None,
+    objective: Objective | None = None,
+    prepared: ByPart | None = None,
 ) -> LocalState:
     """Make one local step.
 
@@ -217,9 +239,12 @@ def client_step(
         noise: standard normal numbers of the model's shapes, for methods that need NOISE.
         lr: [] the learning rate, where it is not the message's, or where a step is compiled once
             for many.
+        objective: what is minimised, where that is not the method's.
+        prepared: what the parts see as their preparations then.
     """
     training, plan, params = client.training, client.training.plan, local.params
-    prepared = _prepared_rows(client, rows, first_pass)
+    if prepared is None:
+        prepared = _prepared_rows(client, rows, first_pass)
     states = PartStates(client.message.broadcast, client.client_state, local.carry, prepared)
     step = make_step(
         training,
@@ -232,6 +257,7 @@ def client_step(
         client.personal(local.personal),
     )
     step = replace(step, piece_size=training.local.piece_size)
+    step = replace(step, objective=objective) if objective else step
     rate = client.message.lr if lr is None else lr
     model, model_optimiser = local.model, local.model_optimiser
     if plan.local_model is not None:
@@ -339,9 +365,11 @@ def client_finish(
     """
     training, plan, message = client.training, client.training.plan, client.message
 
-    def all_examples_step() -> Step:
+    def step_on(batch: Batch | None) -> Step:
         states = PartStates(message.broadcast, client.client_state, local.carry)
-        batch, personal = client.all_examples(), client.personal(local.personal)
+        if batch is None:
+            raise UndeclaredNeedError("public_step", Capability.PUBLIC_INPUTS)
+        personal = client.personal(local.personal)
         return make_step(
             training, message, client.client_info, batch, local.buffers, states, personal=personal
         )
@@ -357,7 +385,8 @@ def client_finish(
         else path_length,
         lr=message.lr if lr is None else lr,
         loss=local.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
-        make_all_examples_step=all_examples_step,
+        make_all_examples_step=lambda: step_on(client.all_examples()),
+        make_public_step=lambda: step_on(training.public),
         nonlinear_part=training.nonlinear_part,
         optimiser=local.optimiser,
     )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.base.values import tensors_of
 from fedkeel.config import Buffers, Local
 from fedkeel.method.checks import call
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Message, part_state
 from fedkeel.method.local_optimiser import OPTIMISERS, LocalOptimiser
 from fedkeel.method.local_path import nonlinear_optimiser
+from fedkeel.task.batch import Batch
 from fedkeel.task.network import Autograd, Network
 from fedkeel.tree import State, Tree
 
@@ -37,6 +41,7 @@ class ClientTraining:
         autograd: how gradients are taken.
         rounds: T, of the run.
         personal: names of the parameters that stay at the client.
+        public: the public inputs with their targets, where a part needs them.
     """
 
     plan: Plan
@@ -46,6 +51,7 @@ class ClientTraining:
     autograd: Autograd = "eager"
     rounds: int = 1
     personal: frozenset[str] = frozenset()
+    public: Batch | None = None
 
     @property
     def nonlinear_part(self) -> str:
@@ -97,6 +103,18 @@ class ClientTraining:
         """Return [S] the phase of each local step; [] where there are no phases."""
         part = self.plan.phases
         return [] if part is None else [call(part.phase, s, steps, round) for s in range(steps)]
+
+    @cached_property
+    def public_batches(self) -> list[tuple[Batch, Tensor]]:
+        """The public inputs in batches of local training, with their places among all of them."""
+        if self.public is None:
+            return []
+        count, size = len(self.public), self.local.batch_size
+        cuts = [*range(0, count, count if size == "all" else size), count]
+        if self.network.mixes_examples and len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
+            del cuts[-2]  # batch normalisation has no statistics of one
+        places = torch.arange(count, device=tensors_of(self.public.x)[0].device)
+        return [(self.public.part(slice(a, b)), places[a:b]) for a, b in pairwise(cuts)]
 
     @property
     def keeps_optimiser(self) -> bool:

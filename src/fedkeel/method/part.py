@@ -35,6 +35,7 @@ class Capability(Enum):
     ONE_MODEL = "one model at the server, which all clients of a round receive"
     LOCAL_STEPS = "local steps that fedkeel makes"
     ROOT_EXAMPLES = "examples at the server, on which it trains as a client does"
+    PUBLIC_INPUTS = "public inputs, the same ones at every client"
 
 
 class Stage(IntEnum):

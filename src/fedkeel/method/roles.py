@@ -189,6 +189,34 @@ class LocalStart(Part):
 # ---- in a local step ------------------------------------------------------------------------
 
 
+class PublicTraining(Part):
+    """Trains each client on public inputs, before the first step on its own examples. At most one.
+
+    You need it when clients learn from what others say of inputs that all of them have. The steps
+    are those of the local loop, in batches of its size, in the order of the inputs. They count
+    neither as steps of the round nor in its loss.
+    """
+
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PUBLIC_INPUTS})
+    breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
+
+    @abstractmethod
+    def public_passes(self, round: int, is_first: bool) -> tuple[int, int]:
+        """Return passes over the public inputs: by the task's loss, then by `public_loss`.
+
+        Args:
+            round: rounds completed before this one.
+            is_first: whether the client takes part for the first time.
+        """
+
+    @abstractmethod
+    def public_loss(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss [B] of scores [B, Y].
+
+        ``step.prepared["places"]`` are the places of its examples among all public inputs, [B].
+        """
+
+
 class LocalModel(Part):
     """Trains a second model at each client, which makes its personal model. At most one.
 
@@ -618,6 +646,7 @@ ROLES: Mapping[type, str] = {
     ReceivedModel: "received model",
     Preparation: "preparation",
     LocalStart: "local start",
+    PublicTraining: "training on public inputs",
     LocalModel: "second local model",
     Criterion: "criterion",
     LossTerm: "loss term",
@@ -644,7 +673,8 @@ ROLES: Mapping[type, str] = {
 """Every role with its name in messages, in the order in which they act."""
 
 SLOTS = (
-    *(Phases, Dispatch, LocalWork, ReceivedModel, LocalStart, LocalModel, Criterion),
+    *(Phases, Dispatch, LocalWork, ReceivedModel, LocalStart, PublicTraining, LocalModel),
+    Criterion,
     *(GradientRule, ClientOptimiser, Codec, ServerPolicy, Reduction, ServerOptimiser),
     *(FineTuning, PersonalPrediction),
 )

@@ -8,6 +8,9 @@ from itertools import zip_longest
 from fedkeel.base.values import shape_of, shape_text
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import DataError, ModelError, counted
+from fedkeel.method.compose import Plan
+from fedkeel.method.part import Capability
+from fedkeel.task.batch import Batch
 from fedkeel.task.losses import (
     cross_entropy,
 )
@@ -41,6 +44,28 @@ def matched_test_set(train: Dataset, test: Dataset) -> Dataset:
             do="say classes=0 for the training set where its targets are quantities, too",
         )
     return test.with_label_names(train.label_names, "The test set") if train.label_names else test
+
+
+def public_inputs(
+    plan: Plan, network: Network, train: Dataset, public: Dataset | None
+) -> Batch | None:
+    """Return the public inputs as the run's type has them; None where no part needs them.
+
+    Raises:
+        DataError: they have another shape than the training inputs, or other targets.
+    """
+    if public is None or Capability.PUBLIC_INPUTS not in plan.needs:
+        return None
+    public = matched_test_set(train, public.to(network.dtype))
+    if public.shape != train.shape or not len(public):
+        raise DataError(
+            "Public and training inputs differ in shape." if len(public) else "No public inputs.",
+            got=f"{shape_text(public.x)} of the public inputs",
+            expected=f"{shape_text(train.x)}, as in training, but for the number of examples",
+            do="prepare both alike",
+        )
+    check_targets(network, public, "The public set")
+    return Batch(public.x, public.y)
 
 
 def check_test_targets(network: Network, train: Dataset, test: Dataset) -> None:

@@ -71,6 +71,8 @@ def key_of(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> s
         "metrics": setup.metrics.describe(),
         "own": user_parts,
     }
+    if setup.training.public is not None and prepared.ingredients.public is not None:
+        identity["public"] = prepared.ingredients.public.fingerprint()
     if setup.own is not None:
         identity["local training"] = setup.own.description.text
     for facts in identities.values():  # of features without a table

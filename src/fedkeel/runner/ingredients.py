@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from torch import nn
@@ -14,7 +15,9 @@ from fedkeel.data.augment import named_transform
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.hugging_face import load_any
+from fedkeel.data.read.public import with_public
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.task.client_network import ClientNetwork
 from fedkeel.task.losses import (
     OF_QUANTITIES,
     make_loss,
@@ -31,7 +34,9 @@ def gather(experiment: config.Experiment) -> Ingredients:
         DataError: the data cannot be found, read or used.
         ModelError: there is no such model, or it cannot be made.
     """
-    return ingredients(experiment, *load_any(experiment.data, experiment.partition.holdout_by))
+    train, test = load_any(experiment.data, experiment.partition.holdout_by)
+    train, public = with_public(experiment.data, train)
+    return replace(ingredients(experiment, train, test), public=public)
 
 
 def ingredients(experiment: config.Experiment, train: Dataset, test: Dataset) -> Ingredients:
@@ -63,6 +68,15 @@ def task(experiment: config.Experiment, train: Dataset) -> Task:
         width = shape_of(train.y)
         outputs = math.prod(width) if isinstance(width, tuple) else 1
     build: Callable[[], nn.Module] = partial(make, settings.name, shape, outputs, settings.args)
+    others = {
+        name: ClientNetwork(
+            partial(make, other.name, shape, outputs, other.args),
+            other.clients,
+            other.share,
+            other.head,
+        )
+        for name, other in settings.others.items()
+    }
     if settings.lora is not None:
         build = AdaptedBuilder(build, settings.lora)
     wanted = experiment.task
@@ -73,4 +87,5 @@ def task(experiment: config.Experiment, train: Dataset) -> Task:
         buffers=settings.buffers,
         metrics=wanted.metrics,
         score=wanted.score,
+        others=others,
     )

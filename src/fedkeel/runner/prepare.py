@@ -28,6 +28,7 @@ from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import check_optimiser, check_sampling
 from fedkeel.method.local_training import ClientTraining
+from fedkeel.method.part import Capability
 from fedkeel.method.part_digests import describe_user_parts, digests_of_modules
 from fedkeel.method.provided import provided_capabilities
 from fedkeel.method.server_memory import server_start
@@ -38,7 +39,7 @@ from fedkeel.runner.batch_checks import (
     check_evaluation_of_one,
     check_round_length,
 )
-from fedkeel.runner.data_checks import check_test_targets, matched_test_set
+from fedkeel.runner.data_checks import check_test_targets, matched_test_set, public_inputs
 from fedkeel.runner.features import divided, features_asked_for, features_of
 from fedkeel.runner.identity import key_of
 
@@ -81,6 +82,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         )
     augment = _described_transform(ingredients, data, settings.seed)
     provides = provided_capabilities(network, data)
+    if ingredients.public is not None:
+        provides |= {Capability.PUBLIC_INPUTS}
     plan = parse(method, provides, settings.weights)
     local = plan.work(settings.local)
     check_optimiser(plan, local)
@@ -91,11 +94,13 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         task.buffers,
         rounds=settings.rounds,
         personal=plan.personal_names(network.layout),
+        public=public_inputs(plan, network, data, ingredients.public),
     )
     own_seed = partial(int, settings.seed)
     who = clients, clients, cohort  # those that train are those of the data, for now
     own = ingredients.own
-    draft = Draft(settings, *who, training, provides, ingredients.augment, own_seed, own=own)
+    seeds_and_task = own_seed, task
+    draft = Draft(settings, *who, training, provides, ingredients.augment, *seeds_and_task, own=own)
     for feature in features:
         draft = feature.wrap(draft)
     training, plan, federation = draft.training, draft.training.plan, draft.federation
@@ -104,6 +109,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     check_batches_of_one(training, federation, settings.rounds)
     per_round = draft.cohort.size(len(federation))
     population = Population.of(network, len(federation), draft.step_size or per_round)
+    population = replace(population, public=len(training.public or ()))
     check_sampling(plan, training.local)
     setup = TrainingSetup(
         training,
@@ -113,10 +119,13 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         metrics,
         ingredients.augment,
         settings.evaluation.batch_size
-        or evaluation_batch(network, rows_of(federation.data.x, slice(2))),
+        or min(
+            evaluation_batch(one, rows_of(federation.data.x, slice(2))) for one in draft.networks
+        ),
         settings.engine.precision,
         keeps_updates=draft.keeps_updates,
         own=draft.own,
+        others=draft.others,
     )
     check_evaluation_of_one(setup)
     check_evaluation(setup)
@@ -131,7 +140,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     user_parts = describe_user_parts(plan.parts)
     in_parts = (place for module in user_parts.values() for place in module.unseen)
     in_training = () if setup.own is None else setup.own.description.unseen
-    unseen = (*network.unseen, *metrics.unseen, *augment.unseen, *in_parts, *in_training)
+    in_networks = (place for one in draft.networks for place in one.unseen)
+    unseen = (*in_networks, *metrics.unseen, *augment.unseen, *in_parts, *in_training)
     prepared = Prepared(
         settings,
         setup,

@@ -58,6 +58,7 @@ class SharedArguments(_Required, total=False):
     """
 
     test: Test
+    public: Test
     participation: float | None
     clients_per_round: int | None
     cohort: config.Cohort | None
@@ -172,6 +173,7 @@ def checked_ingredients(
     test: Test,
     augment: Transform | None = None,
     training: LocalTraining | None = None,
+    public: Test = None,
 ) -> Ingredients:
     """Return data and model, or refuse what is neither (ConfigError, DataError)."""
     if not isinstance(task, Task):
@@ -203,7 +205,10 @@ def checked_ingredients(
             "round) -> numbers",
         )
     made = partial(_with_seed, clients)
-    return Ingredients(task, made, data, name, augment or False, own=training)
+    if public is not None:
+        is_scaled = clients.how.get("normalize", "none") != "none"
+        public = like(clients.data, public, "public", is_scaled)
+    return Ingredients(task, made, data, name, augment or False, own=training, public=public)
 
 
 def _with_seed(clients: Federation, seed: int) -> Federation:

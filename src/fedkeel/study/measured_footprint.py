@@ -25,7 +25,7 @@ from fedkeel.task.models import make
 from fedkeel.task.task import Task
 from fedkeel.tree import nbytes, numel
 
-SHAPE, CLASSES = (1, 8, 8), 10
+SHAPE, CLASSES, PUBLIC = (1, 8, 8), 10, 200
 
 
 def measure(method: str) -> Footprint:
@@ -76,4 +76,5 @@ def _federation() -> tuple[config.Run, Ingredients]:
         local=config.Local(lr=0.1, epochs=5, batch_size=20),
         cohort=config.Cohort(clients=PER_ROUND),
     )
-    return settings, Ingredients(task, lambda _: clients, dataset(x, y), MODEL)
+    public = dataset(x[:PUBLIC], y[:PUBLIC])
+    return settings, Ingredients(task, lambda _: clients, dataset(x, y), MODEL, public=public)

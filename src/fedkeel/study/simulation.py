@@ -56,6 +56,8 @@ class Simulation:
         local: local training.
         test: test inputs [N, ...] and labels [N], or what else `fedkeel.dataset` takes; None for
             the test examples of the clients, see `from_clients`.
+        public: inputs and labels that all clients have, in any form of `test`, for methods such as
+            ``fedmd``; None for none.
         participation: share of the clients in each round; all where nothing is given.
         clients_per_round: number of clients in each round, in place of `participation`.
         cohort: participation in full, in place of the two above.
@@ -107,7 +109,7 @@ class Simulation:
     @takes_shared_arguments
     def __init__(self, **shared: Unpack[SharedArguments]) -> None:
         data = shared["task"], shared["clients"], shared.get("test")
-        code = shared.get("augment"), shared.get("local_training")
+        code = shared.get("augment"), shared.get("local_training"), shared.get("public")
         settings = shared_settings(shared)
         vars(self).update(settings=settings, ingredients=checked_ingredients(*data, *code))
 
@@ -137,7 +139,8 @@ class Simulation:
         given, clients = self.ingredients, self.ingredients.clients(0)
         division = clients.rows, clients.offsets, clients.holdout_rows, clients.holdout_offsets
         examples = clients.data.fingerprint(), given.test.fingerprint()
-        own = given.augment, given.own
+        public = given.public and given.public.fingerprint()
+        own = given.augment, given.own, public
         return describe_value((given.task, *own, clients.names, division, examples))
 
     def _of(self, method: str, seed: int) -> config.Run:

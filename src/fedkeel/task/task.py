@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedkeel.base.values import shape_of
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean, first_line
+from fedkeel.task.client_network import ClientNetwork
 from fedkeel.task.first_pass import find_reset, new_parameters
 from fedkeel.task.losses import (
     OF_QUANTITIES,
@@ -65,6 +66,8 @@ class Task:
             functions of (output, target) with a value for each example; metrics of torchmetrics.
             None takes accuracy and top-3 accuracy for labels, and only the loss for the rest.
         score: name of the metric by which models are judged; None takes the first one.
+        others: networks that some clients have in place of `model`, by name, for methods in which
+            clients share no parameters, such as ``fedproto``.
 
     Raises:
         ModelError: the model is not a module and makes none, the head is not a name, the loss is
@@ -80,6 +83,7 @@ class Task:
     buffers: Buffers = "refuse"
     metrics: Sequence[MetricLike] | None = None
     score: str | None = None
+    others: Mapping[str, ClientNetwork] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not callable(self.model):
@@ -100,6 +104,12 @@ class Task:
                 "The metrics are not a list.",
                 got=repr(self.metrics),
                 expected="names, functions or metrics of torchmetrics, e.g. ['mae', 'r2']",
+            )
+        if not all(isinstance(other, ClientNetwork) for other in self.others.values()):
+            raise ModelError(
+                "'others' is not a mapping of names to networks.",
+                got=repr(self.others),
+                do="write others={'small': fedkeel.ClientNetwork(Small, clients=[0, 1])}",
             )
         if self.buffers not in get_args(Buffers):
             raise ModelError(
@@ -134,6 +144,11 @@ class Task:
                 expected="a few hundred levels at most",
                 do="put layers one after the other into a single nn.Sequential or nn.ModuleList",
             ) from error
+
+    def of_network(self, name: str) -> Task:
+        """Return the task with one of the other networks in place of its own."""
+        other = self.others[name]
+        return replace(self, model=other.model, head=other.head, others={})
 
     def _network_of(self, module: nn.Module, data: Dataset, dtype: torch.dtype) -> Network:
         _check_lazy(module, data)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,7 +111,7 @@ def estimate_run(prepared: Prepared) -> Estimate:
     return Estimate(
         down={} if prepared.is_baseline else down,
         up={} if prepared.is_baseline else up,
-        client_state=_bytes(spec, "client_state/"),
+        client_state=_mean_kept(prepared, lambda kept: sum(t.nbytes for t in kept.values())),
         clients=min(population.clients, cohort * rounds),
         table=_bytes(prepared.table, ""),
         server_state=nbytes(dict(server.memory)),
@@ -126,9 +127,18 @@ def _bytes(spec: Mapping[str, TensorSpec], prefix: str) -> int:
 
 def _row_bytes(prepared: Prepared) -> int:
     """Return the bytes of a client's row in the files, its own and the server's."""
-    client_state = client_state_spec(prepared.spec)
-    layout = row_layout(client_state, low_rank_codec(client_state, prepared.plan))
-    return layout.nbytes + RowLayout(prepared.table).nbytes
+    codec = low_rank_codec(client_state_spec(prepared.spec), prepared.plan)
+    row = _mean_kept(prepared, lambda kept: row_layout(kept, codec).nbytes)
+    return row + RowLayout(prepared.table).nbytes
+
+
+def _mean_kept(prepared: Prepared, size: Callable[[Mapping[str, TensorSpec]], int]) -> int:
+    """Return a size of what a client keeps: of the mean client where networks differ."""
+    own, others = size(client_state_spec(prepared.spec)), prepared.setup.others
+    if others is None:
+        return own
+    sizes = np.array([own, *map(size, others.kept)])
+    return int(np.ceil(sizes[others.of_client].mean()))
 
 
 def choose_place(prepared: Prepared) -> StatePlace:

@@ -15,9 +15,13 @@ from pathlib import Path
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.base import ClientStore
+from fedkeel.engine.store.by_network import StoreByNetwork
 from fedkeel.engine.store.disk import DiskStore
 from fedkeel.engine.store.memory import MemoryStore
 from fedkeel.engine.store.record import RowCodec
+
+AnyStore = ClientStore | StoreByNetwork
+"""What keeps a row for each client, of the same shapes or of those of its network."""
 
 
 def client_store(

@@ -67,10 +67,18 @@ def _try_out(setup: TrainingSetup) -> SetupFacts:
     return SetupFacts("", draws, _padding_obstacle(setup, draws), short, watch.may_be_last)
 
 
+PUBLIC_FIRST = "clients train on public inputs first, one client at a time"
+"""Why a method with `PublicTraining` is not compiled."""
+
+
 def why_not_compiled(setup: TrainingSetup) -> str:
     """Return why no step of a setup is compiled, as far as no trial is needed; "" for no reason."""
     if not setup.training.plan.makes_steps:
         return "local training is your own, and trains one client at a time"
+    if setup.training.plan.public_training is not None:
+        return PUBLIC_FIRST
+    if setup.others is not None:
+        return "clients have different networks, and train one at a time"
     if setup.training.local.sampling == "poisson":
         return "batches drawn by Poisson sampling differ in size, and may be empty"
     return setup.training.network.traits.why_not_traceable

@@ -100,8 +100,7 @@ class ClientModels(Hooks):
         return engine.measure_personal(self._setup, self._initial_model(round))
 
     def _initial_model(self, round: int) -> ServerModel:
-        network = self._setup.training.network
-        return ServerModel(network.params, network.buffers, round)
+        return ServerModel({}, {}, round)  # nothing of a client's model is the server's
 
     def _model(self, engine: TrainingEngine, client: int) -> tuple[Tree, Tree]:
         """Return the parameters and the buffers of a client's model."""

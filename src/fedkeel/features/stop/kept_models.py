@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedkeel.engine.base import ServerModel, TrainingEngine
+import numpy as np
+
+from fedkeel.engine.base import ServerModel, TrainingEngine, TrainingSetup
 from fedkeel.engine.prepared import Prepared
+from fedkeel.method.local_training import ClientTraining
 from fedkeel.method.round_values import Server
 from fedkeel.records.client_models import client_files
 from fedkeel.tree import Tree, nbytes
@@ -28,15 +31,16 @@ def client_models(
     """
     if not _are_kept(prepared) or not getattr(engine, "has_client_models", True):
         return
-    setup, network = prepared.setup, prepared.setup.training.network
+    setup = prepared.setup
     names = setup.federation.names or [str(k) for k in range(len(setup.federation))]
     files = client_files(names)
     model = ServerModel.of(prepared.plan, server)
     training, plan = setup.training, prepared.plan
-    keeps = bool(training.personal) or plan.local_model is not None or bool(network.buffers)
+    keeps = bool(training.personal) or plan.local_model is not None or bool(training.network.buffers)
     are_sent = plan.receiver is not None and not keeps and not plan.client_states
     for client in range(len(setup.federation)):
         if prepared.is_whole or are_sent or engine.client_state(client) is not None:
+            network = setup.of(client).training.network
             yield files[client], network.state_dict(*engine.personal_model(setup, model, client))
 
 
@@ -46,5 +50,17 @@ def _are_kept(prepared: Prepared) -> bool:
     is_same = prepared.is_whole and not plan.has_personal_models
     if choice == "none" or is_same or plan.personal_prediction is not None:
         return False
-    one = nbytes(dict(prepared.setup.training.network.initial_state()))
-    return choice == "all" or one * len(prepared.setup.federation) <= MOST_BYTES
+    return choice == "all" or _bytes_of_all(prepared.setup) <= MOST_BYTES
+
+
+def _bytes_of_all(setup: TrainingSetup) -> int:
+    """Return the bytes of all clients' models together."""
+
+    def size(training: ClientTraining) -> int:
+        return nbytes(dict(training.network.initial_state()))
+
+    clients, own = len(setup.federation), size(setup.training)
+    if setup.others is None:
+        return own * clients
+    sizes = np.array([own, *map(size, setup.others.trainings)])
+    return int(sizes[setup.others.of_client].sum())

@@ -49,7 +49,8 @@ class FedProto(Personal, LossTerm, Upload, ServerState, Broadcast):
         code; Eq. (6) weights them by their examples of it and divides twice. The distance is that
         of each example from the prototype, as in the public code; Eq. (7) takes the distance
         between prototypes. Examples are classified by the client's classifier and not by the
-        nearest prototype. Only models with the same layers can take part.
+        nearest prototype. Networks may differ from client to client (`model.others`) where their
+        features have one width F.
 
     Example:
         >>> import fedkeel

@@ -284,6 +284,11 @@ METHODS: Mapping[str, Listed] = {
         "each client's own model, with the mean features of each class shared",
         {"fedproto": "fedproto:FedProto"},
     ),
+    "fedmd": Listed(
+        "li2019fedmd",
+        "each client's own model, drawn to the mean scores of public inputs",
+        {"fedmd": "fedmd:FedMD"},
+    ),
     "ditto": Listed(
         "li2021ditto", "each client's own model, drawn to the global one", {"ditto": "ditto:Ditto"}
     ),

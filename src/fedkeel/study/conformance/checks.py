@@ -30,6 +30,7 @@ from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.trainer import TrainedClients
+from fedkeel.engine.vectorized.facts import PUBLIC_FIRST
 from fedkeel.errors import CompositionError, FedkeelError, counted
 from fedkeel.method.context import ByPart, part_state
 from fedkeel.method.docs.docstring import read
@@ -369,6 +370,7 @@ def _refusals(reasons: Iterable[str]) -> list[str]:
     from fedkeel.engine.vectorized import compiled_loop  # a slow import
 
     known = [str(compiled_loop.NeedsAllExamples()), str(compiled_loop.HasModelOfItsOwn())]
+    known.append(PUBLIC_FIRST)
     return [reason for reason in reasons if not any(text in reason for text in known)]
 
 

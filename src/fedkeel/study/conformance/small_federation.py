@@ -163,7 +163,7 @@ class SmallFederation:
             cohort=config.Cohort(clients=PER_ROUND),
             engine=config.build(config.Engine, values, "conformance"),
         ).model_copy(update={"root": self._root})
-        return prepare(settings, Ingredients(task, lambda _: clients, test, "toy"))
+        return prepare(settings, Ingredients(task, lambda _: clients, test, "toy", public=test))
 
     @property
     def plan(self) -> Plan:

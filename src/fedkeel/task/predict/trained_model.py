@@ -15,10 +15,15 @@ from torch import Tensor, nn
 from fedkeel.base.named_files import expanded, read_regular
 from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.base.values import count_of, rows_of
-from fedkeel.config import Experiment, toml
+from fedkeel.config import Experiment, Model, OtherModel, toml
 from fedkeel.config.code_names import code_names
 from fedkeel.errors import ModelError, RunError
-from fedkeel.records.client_models import client_file, has_single_model, no_single_model
+from fedkeel.records.client_models import (
+    client_file,
+    client_names,
+    has_single_model,
+    no_single_model,
+)
 from fedkeel.records.files import is_as_written
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
 from fedkeel.records.run_record import RunRecord
@@ -168,7 +173,7 @@ def load(
         names = code_names(settings)
         check_trusted(folder.path, {item for item in names if item[0] == "model.name"}, trust)
     dtype = torch.float64 if record.engine.dtype == "float64" else torch.float32
-    module = _module(record, settings, state, model).to(dtype)
+    module = _module(record, settings, state, model, client).to(dtype)
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
@@ -243,6 +248,7 @@ def _module(
     settings: Experiment | None,
     state: dict[str, Tensor],
     model: ModelLike | None,
+    client: str | None,
 ) -> nn.Module:
     """Return the module, with whatever parameters."""
     if isinstance(model, nn.Module):
@@ -261,17 +267,29 @@ def _module(
             do=f"give it: fedkeel.load(RUN, model={record.model.name})",
         )
     with torch.random.fork_rng(devices=[]):
-        wanted = settings.model  # whose mark was looked at; the record has none
-        return make(wanted.name, record.data.shape, _outputs(record, state), wanted.args)
+        # settings, whose mark was looked at; the record has none
+        wanted, head = _network_of(settings.model, record, client)
+        return make(wanted.name, record.data.shape, _outputs(record, state, head), wanted.args)
 
 
-def _outputs(record: RunRecord, state: dict[str, Tensor]) -> int:
+def _network_of(
+    model: Model, record: RunRecord, client: str | None
+) -> tuple[Model | OtherModel, str | None]:
+    """Return the settings of the network that a client has, and the name of its head."""
+    names = client_names(record)
+    for other in getattr(record.features.get("networks"), "others", ()):
+        if client in [names[k] for k in other.clients]:
+            return model.others[other.name], other.head
+    return model, record.model.head
+
+
+def _outputs(record: RunRecord, state: dict[str, Tensor], head: str | None) -> int:
     """Return the number of outputs with which the module was made."""
     is_quantity = LOSSES.get(record.task.loss) in OF_QUANTITIES or not record.data.classes
     if not is_quantity:
         return record.data.classes
-    head = state.get(f"{record.model.head}.weight")
-    return 1 if head is None else len(head)
+    weight = state.get(f"{head}.weight")
+    return 1 if weight is None else len(weight)
 
 
 def metadata(model: TrainedModel) -> dict[str, str]:

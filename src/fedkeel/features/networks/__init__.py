@@ -1,0 +1,1 @@
+"""Clients with different networks, which share no parameters."""
