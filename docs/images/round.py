@@ -20,7 +20,7 @@ COLUMNS = (
             "LocalWork",
             "ClientState (init)",
             "Survey",
-            "LocalStart",
+            "ReceivedModel, LocalStart",
             "Preparation",
             "PublicTraining",
         ),

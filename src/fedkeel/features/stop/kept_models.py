@@ -36,7 +36,9 @@ def client_models(
     files = client_files(names)
     model = ServerModel.of(prepared.plan, server)
     training, plan = setup.training, prepared.plan
-    keeps = bool(training.personal) or plan.local_model is not None or bool(training.network.buffers)
+    keeps = (
+        bool(training.personal) or plan.local_model is not None or bool(training.network.buffers)
+    )
     are_sent = plan.receiver is not None and not keeps and not plan.client_states
     for client in range(len(setup.federation)):
         if prepared.is_whole or are_sent or engine.client_state(client) is not None:
