@@ -217,7 +217,22 @@ def test_what_acts_at_a_client_goes_beside_it(other: str) -> None:
     assert gap(played.params, before) > 1e-4
 
 
-def test_nodes_and_secure_sums_are_refused() -> None:
+def test_a_client_that_has_not_taken_part_pays_attention_and_receives_none() -> None:
+    """Its u lies nearer to the models that are near the initial one; nobody's u has its model."""
+    played = federation("fedamp(alpha=0.5, sigma=20.0)")
+    for _ in range(2):
+        played.round([0, 1])
+    mix, _ = FedAMP(alpha=0.5, sigma=20.0)._mixture(played.played.server.memory["fedamp"])
+    assert mix[2, 0] > 0.0
+    assert mix[:2, 2:].max() == mix[2, 3] == 0.0
+    u = played.message([2]).broadcast["fedamp"]["u"]
+    assert gap({k: t[2] for k, t in u.items()}, played.network.params) > 1e-4
+
+
+def test_nodes_secure_sums_and_budgets_are_refused() -> None:
+    for unit in ("client", "example"):
+        with pytest.raises(CompositionError, match="fedamp"):
+            prepared("fedamp", privacy=fk.Privacy(epsilon=5.0, delta=1e-3, unit=unit))
     with pytest.raises(CompositionError, match="secure aggregation"):
         refuse_single_updates(parse("fedamp"))
     with pytest.raises(CompositionError, match="all nodes are sent one message"):

@@ -66,7 +66,8 @@ def accuracy(state: dict[str, torch.Tensor], name: str, norm: bool) -> float:
 
 
 FAST = (("fedper", "sequential"), ("fedbn", "vectorized"), ("finetune", "sequential"))
-FAST = (*FAST, ("fedproto", "sequential"), ("ditto", "vectorized"))
+FAST = (*FAST, ("fedproto", "sequential"), ("ditto", "vectorized"), ("ifca", "sequential"))
+FAST = (*FAST, ("fedamp", "vectorized"))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,7 @@ FAST = (*FAST, ("fedproto", "sequential"), ("ditto", "vectorized"))
         pytest.param(method, kind, marks=() if (method, kind) in FAST else pytest.mark.slow)
         for method in (
             *("local", "fedper", "fedbabu", "fedproto", "fedbn", "ditto", "finetune", "fedala"),
+            *("ifca", "fedamp"),
         )
         for kind in ("sequential", "vectorized")
     ],
