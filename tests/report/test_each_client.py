@@ -92,6 +92,22 @@ def test_the_gain_is_paired_by_seed_with_its_t_interval(make, tmp_path):
     assert gains == sorted(gains, reverse=True)
 
 
+def test_examples_are_counted_where_a_method_has_only_personal_scores(make, tmp_path):
+    """As with parameters that stay at the clients, or several models: it may be the first."""
+    methods = comparison(make, tmp_path, {"ditto": [0.05] * 3})
+    only = []
+    for method in methods:
+        runs = [
+            replace(run, rows=tuple(replace(row, per_client=None) for row in run.rows))
+            if run.rows[-1].personal
+            else run
+            for run in method.runs
+        ]
+        only.append(replace(method, runs=tuple(runs)))
+    for order in (only, only[::-1]):
+        assert {line.examples for line in found(order).lines} == {4000}
+
+
 def test_who_gains_who_loses_and_who_is_open(make, tmp_path):
     gains = {
         "fedavg": [0.06, -0.03, (0.01, 0.04)],

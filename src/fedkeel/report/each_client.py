@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -421,8 +421,9 @@ def _names(runs: Sequence[RunResults]) -> tuple[str, ...]:
 
 def _examples(run: RunResults, clients: int) -> list[int]:
     """Return how many examples each client is measured on."""
-    columns = next((r.per_client or r.personal for r in reversed(run.rows) if r.per_client), None)
-    counts = [int(count or 0) for count in (columns or {}).get("examples", ())]
+    scored = (row.per_client or row.personal for row in reversed(run.rows))
+    columns: Mapping[str, Sequence[float | None]] = next(filter(None, scored), {})
+    counts = [int(count or 0) for count in columns.get("examples", ())]
     return counts + [0] * (clients - len(counts))
 
 
