@@ -20,8 +20,10 @@ from flwr.common.config import parse_config_args
 from commands import EXECUTABLE, Process, call, experiment, rows, shell
 from fedkeel.config import load
 from fedkeel.errors import RunError
-from fedkeel.flower.local import keys
+from fedkeel.flower.local import keys, watcher
 from fedkeel.flower.local.processes import FlowerProcesses, free_port, quoted
+from fedkeel.flower.node import hardware, resident
+from fedkeel.flower.node.hardware import Hardware
 from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
@@ -450,3 +452,52 @@ def test_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.code == 0, done.err
     assert (tmp_path / "keys" / "node-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
     assert done.out == ""
+
+
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> str:
+    """Return the configuration with which ``flower node`` starts a SuperNode."""
+    found: list[list[str]] = []
+    monkeypatch.setattr(resident, "FOLDER", tmp_path / "resident")
+    monkeypatch.setenv(watcher.NAME, "a federation that is watched")
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # which the command changes
+    monkeypatch.setattr(os, "execvp", lambda file, argv: found.append(argv))
+    done = call("flower", "node", "--insecure", *words)
+    assert done.code == 0, done.err
+    (argv,) = found
+    assert argv[:2] == ["flower-supernode", "--insecure"]
+    return argv[argv.index("--node-config") + 1] if "--node-config" in argv else ""
+
+
+def test_a_node_is_started_with_the_device_of_its_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ("--node-config", "partition-id=0")
+    assert started(monkeypatch, tmp_path, *config) == "partition-id=0"
+    chosen = started(monkeypatch, tmp_path, *config, "--device", "cpu", "--engine", "vectorized")
+    read = parse_config_args([chosen])
+    assert read == {"partition-id": 0, "device": "cpu", "engine": "vectorized"}
+    assert Hardware.read(read) == Hardware(("cpu",), "vectorized")
+
+
+def test_a_device_that_is_not_there_or_not_allowed_is_said_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "execvp", lambda *words: pytest.fail("it was started"))
+    monkeypatch.setattr(hardware, "available_gpus", list)
+    (tmp_path / "policy.toml").write_text('devices = ["cuda"]\n')
+    policy = ("--policy", str(tmp_path / "policy.toml"))
+    cases = [
+        (("--device", "cuda"), "There is no GPU that torch can use."),
+        (("--device", "gpu"), "A node has no such device."),
+        (("--engine", "ray"), "A node has no such engine."),
+        (("--device", "cpu", *policy), "The policy of this site does not allow the device"),
+    ]
+    for words, reason in cases:
+        done = call("flower", "node", "--insecure", *words)
+        assert done.code != 0
+        assert reason in done.err
+    monkeypatch.chdir(tmp_path)
+    up = call("flower", "up", experiment(tmp_path), "--device", "cuda:1")
+    assert up.code != 0
+    assert "There is no GPU that torch can use." in up.err
+    assert not (tmp_path / "runs").exists()

@@ -305,7 +305,7 @@ class Engine(Settings):
         device: where ``vectorized`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
             ``auto``: on a GPU where there is one, but for short runs of kind ``auto``.
             ``sequential`` trains on a GPU only with ``cuda``. Dropout draws other
-            numbers on a GPU.
+            numbers on a GPU. For nodes of a federation it is a wish: see the guide to Flower.
         devices: devices of this machine over which ``vectorized`` spreads the clients of a round,
             with a process for each: such as ``["cuda:0", "cuda:1"]``, or ``all`` for each GPU that
             torch finds; a device may be named twice. It stands in place of `device` and `workers`,

@@ -131,7 +131,7 @@ class ReplyRows:
         # while the thread waits for a GPU, its processor time stands still
         clock = time.perf_counter if trainer.queue_length else time.thread_time
         started = clock()
-        for trained in _started_ahead(trainer, trainer(message, jobs, read_record, self.summed)):
+        for trained in started_ahead(trainer, trainer(message, jobs, read_record, self.summed)):
             began = time.perf_counter()
             trained.wait()
             phases["steps"] += time.perf_counter() - began
@@ -328,7 +328,7 @@ class ReplyRows:
         self._write_client_state(ClientRecord(tensors), jobs)
 
 
-def _started_ahead(trainer: Trainer, groups: Iterator[TrainedClients]) -> Iterator[TrainedClients]:
+def started_ahead(trainer: Trainer, groups: Iterator[TrainedClients]) -> Iterator[TrainedClients]:
     """Yield groups of clients, each after as many more have been started as may wait."""
     waiting: deque[TrainedClients] = deque()
     for group in groups:

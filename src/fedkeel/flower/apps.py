@@ -2,7 +2,7 @@
 
 Flower starts a process for every message of a node, which answers it in a child process, see
 `node.client_app`. Nothing remains from one message to the next but the files of
-`node.client_storage`.
+`node.client_storage`, and on a node that trains on a device the process of `node.trainer_process`.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from fedkeel.engine.local import LocalResult, train_client
 from fedkeel.engine.personal import measure_client
 from fedkeel.engine.process.numerics import use_device, use_numerics
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, check_reply
+from fedkeel.engine.reply_rows import started_ahead
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import TrainedClients
@@ -203,8 +204,9 @@ class DeviceTraining:
         jobs, done = [client.job for client in clients], list[Trained]()
         with use_numerics(setup.precision):
             inputs = trainer.inputs(run, message, read)
-            for group in trainer.train(ClientGroup.single_clients(inputs, jobs)):
-                done += results_of(group.clients)
+            groups = trainer.train(ClientGroup.single_clients(inputs, jobs))
+            for each in started_ahead(trainer, (group.clients for group in groups)):
+                done += results_of(each)
         form = {k: v for k, v in self._spec.items() if not k.startswith(SURVEY_PREFIX)}
         for job, result in done:
             check_reply(specs_of(reply_state(result.reply)), job.client, form)
