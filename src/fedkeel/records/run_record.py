@@ -181,7 +181,8 @@ class EngineChoice:
         parallel_numbers: names of the numbers of the method, such as ``fedprox.mu``, in which these
             runs may differ, beside those that only the server computes with.
         device: ``cpu`` or ``cuda``.
-        devices: where each process trains, where several devices are asked for.
+        devices: where each process trains, where several devices are asked for; in a federation
+            what the nodes train on, where that is not as in a simulation.
         dtype: type of the parameters.
         precision: precision of products of matrices.
         asked: the kind that the settings ask for.

@@ -6,7 +6,6 @@ at either end comes from that user's own processes.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -213,6 +212,8 @@ def _connect(name: str) -> socket.socket | None:
 
 def _try_lock(lock: int) -> bool:
     """Take the lock that a process holds for as long as it lives; return whether it was free."""
+    import fcntl  # which not every system has
+
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

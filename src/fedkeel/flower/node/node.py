@@ -254,8 +254,8 @@ class Node:
         """Train the clients of a request; yield its result, and its reply if it has one."""
         setup, items = self._setup(request), list(enumerate(request.clients))
         self._write_scale(request, setup.federation.data)
-        size = len(items) if self.training.is_joint else 1
-        for first in range(0, len(items), max(size, 1)):
+        size = self.training.together
+        for first in range(0, len(items), size):
             yield from self._train_clients(setup, request, items[first : first + size], message)
 
     def _train_clients(

@@ -42,8 +42,6 @@ class SeveralDevices:
         precision: of the factors of products.
     """
 
-    is_joint = True
-
     def __init__(
         self,
         spec: Mapping[str, TensorSpec],
@@ -54,6 +52,7 @@ class SeveralDevices:
         places = [replace(place, devices=(name,)) for name in place.devices]
         self._arguments = [(spec, each, parallel_clients, precision) for each in places]
         self._first = DeviceTraining(*self._arguments.pop(0))
+        self.together = self._first.together * len(places)
         self._children: list[ChildProcess] = []
         self._federation: object = None  # whose data the processes have
         self._reports: dict[int, NodeTraining] = {}

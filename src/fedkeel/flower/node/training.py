@@ -56,6 +56,10 @@ class ClientStart:
     state: ByPart | None
 
 
+WAITING = 8
+"""Clients that are given to a device at a time, at least: on a GPU, several may train at once even
+where each trains by itself."""
+
 Trained = tuple[ClientJob, LocalResult]
 
 
@@ -63,8 +67,8 @@ class Training(Protocol):
     """Trains and evaluates the clients of a node."""
 
     @property
-    def is_joint(self) -> bool:
-        """Whether clients of one request are trained together, and not one after the other."""
+    def together(self) -> int:
+        """Clients of a request that are trained together, and then sent: that bounds the memory."""
 
     @property
     def report(self) -> NodeTraining:
@@ -99,7 +103,7 @@ class PlainTraining:
         reasons: why the node does not train on a device.
     """
 
-    is_joint, is_broken = False, False
+    together, is_broken = 1, False
 
     def __init__(self, reasons: Sequence[str] = ()) -> None:
         self._reasons = tuple(reasons)
@@ -143,8 +147,6 @@ class DeviceTraining:
         precision: of the factors of products.
     """
 
-    is_joint = True
-
     def __init__(
         self,
         spec: Mapping[str, TensorSpec],
@@ -162,6 +164,7 @@ class DeviceTraining:
         self._has_trained_plainly = False
         self._reasons: list[str] = []
         self.is_broken = False
+        self.together = max(parallel_clients, WAITING)
 
     @property
     def report(self) -> NodeTraining:
