@@ -11,11 +11,11 @@ from fedkeel import config
 from fedkeel.errors import ConfigError, FedkeelError, RunError
 from fedkeel.features.budget.policy import Policy, PolicyError
 from fedkeel.flower.node import hardware
-from fedkeel.flower.node.hardware import PLAIN, Hardware, Place
+from fedkeel.flower.node.hardware import PLAIN, Hardware, NodePlace
 
 AUTO = config.Engine()
 
-FIRST = Place(("cuda:0",), "vectorized", may_be_cpu=True)
+FIRST = NodePlace(("cuda:0",), "vectorized", may_be_cpu=True)
 
 
 def gpus(patch: pytest.MonkeyPatch, count: int) -> None:
@@ -54,7 +54,7 @@ def test_without_a_gpu_a_node_trains_as_a_simulation(
     ],
 )
 def test_a_gpu_is_used_unless_the_experiment_wants_the_processor(
-    monkeypatch: pytest.MonkeyPatch, wish: dict[str, Any], place: Place
+    monkeypatch: pytest.MonkeyPatch, wish: dict[str, Any], place: NodePlace
 ) -> None:
     gpus(monkeypatch, 2)
     assert Hardware().place(config.Engine.model_validate(wish)) == place
@@ -64,19 +64,19 @@ def test_a_gpu_is_used_unless_the_experiment_wants_the_processor(
     "values, wish, place",
     [
         ({"device": "cpu"}, {"device": "cuda"}, PLAIN),
-        ({"device": "cuda"}, {"device": "cpu"}, Place(("cuda:0",), "vectorized", False)),
-        ({"device": "cuda:1"}, {}, Place(("cuda:1",), "vectorized", False)),
+        ({"device": "cuda"}, {"device": "cpu"}, NodePlace(("cuda:0",), "vectorized", False)),
+        ({"device": "cuda:1"}, {}, NodePlace(("cuda:1",), "vectorized", False)),
         (
             {"device": "cuda:1", "engine": "sequential"},
             {"kind": "vectorized"},
-            Place(("cuda:1",), "sequential", False),
+            NodePlace(("cuda:1",), "sequential", False),
         ),
-        ({"device": "cuda:0, cuda:1"}, {}, Place(("cuda:0", "cuda:1"), "vectorized", False)),
-        ({"device": "cpu", "engine": "vectorized"}, {}, Place(("cpu",), "vectorized", True)),
+        ({"device": "cuda:0, cuda:1"}, {}, NodePlace(("cuda:0", "cuda:1"), "vectorized", False)),
+        ({"device": "cpu", "engine": "vectorized"}, {}, NodePlace(("cpu",), "vectorized", True)),
     ],
 )
 def test_the_operators_word_stands_before_the_servers_wish(
-    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], wish: dict[str, Any], place: Place
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], wish: dict[str, Any], place: NodePlace
 ) -> None:
     gpus(monkeypatch, 2)
     assert Hardware.read(values).place(config.Engine.model_validate(wish)) == place

@@ -22,7 +22,7 @@ from fedkeel.features.budget.policy import Policy
 from fedkeel.flower.node import choose_training, training
 from fedkeel.flower.node.choose_training import make_training
 from fedkeel.flower.node.guard import Guard
-from fedkeel.flower.node.hardware import PLAIN, Place
+from fedkeel.flower.node.hardware import PLAIN, NodePlace
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.several_devices import SeveralDevices, shares
 from fedkeel.flower.node.training import PATIENCE, ClientStart, DeviceTraining, PlainTraining
@@ -44,17 +44,17 @@ class Fails(Net):
         return Net.forward(self, x)
 
 
-COMPILED = Place(("cpu",), "vectorized")
+COMPILED = NodePlace(("cpu",), "vectorized")
 
 
-def on(places: Sequence[Place], made: Prepared, root: Path) -> dict[int, Node]:
+def on(places: Sequence[NodePlace], made: Prepared, root: Path) -> dict[int, Node]:
     """Nodes that share the clients of a run, each with its place."""
     nodes = make_nodes(made, root, len(places))
     given = zip(nodes.items(), places, strict=True)
     return {number: replace(node, place=place) for (number, node), place in given}
 
 
-def run(made: Prepared, root: Path, places: Sequence[Place] = (COMPILED, COMPILED)) -> Result:
+def run(made: Prepared, root: Path, places: Sequence[NodePlace] = (COMPILED, COMPILED)) -> Result:
     return run_on_nodes(made, InProcessGrid(on(places, made, root)), root / "run")
 
 
@@ -291,7 +291,7 @@ class Fake:
 
 def test_a_model_that_does_not_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, "Expected all tensors to be on the same device")
-    made, gpu = prepared("fedavg"), Place(("cuda:0",), "vectorized")
+    made, gpu = prepared("fedavg"), NodePlace(("cuda:0",), "vectorized")
     plain = make_training(made, gpu, 1)
     assert isinstance(plain, PlainTraining)
     assert plain.report.reasons == ("the model or its loss does not run on the GPU",)
@@ -304,11 +304,11 @@ def test_a_short_run_stays_on_the_processor_unless_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Fake(monkeypatch)
-    made, gpu = prepared("fedavg", kind="auto"), Place(("cuda:0",), "vectorized")
+    made, gpu = prepared("fedavg", kind="auto"), NodePlace(("cuda:0",), "vectorized")
     assert make_training(made, gpu, 1).report.reasons == ("the run is too short for a GPU",)
 
 
-TWO = Place(("cpu", "cpu"), "vectorized")
+TWO = NodePlace(("cpu", "cpu"), "vectorized")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])

@@ -13,12 +13,12 @@ from fedkeel.engine.choose.engine_rule import choose_engine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_device
 from fedkeel.errors import RunError
-from fedkeel.flower.node.hardware import Place
+from fedkeel.flower.node.hardware import NodePlace
 from fedkeel.flower.node.several_devices import SeveralDevices
-from fedkeel.flower.node.training import DeviceTraining, PlainTraining, Training
+from fedkeel.flower.node.training import ClientTrainer, DeviceTraining, PlainTraining
 
 
-def make_training(prepared: Prepared, place: Place, clients: int) -> Training:
+def make_training(prepared: Prepared, place: NodePlace, clients: int) -> ClientTrainer:
     """Return what trains a node's clients in a run.
 
     Args:
@@ -56,7 +56,7 @@ def make_training(prepared: Prepared, place: Place, clients: int) -> Training:
     return _training(prepared, replace(place, engine="sequential"), 1)
 
 
-def _training(prepared: Prepared, place: Place, parallel_clients: int) -> Training:
+def _training(prepared: Prepared, place: NodePlace, parallel_clients: int) -> ClientTrainer:
     devices = SeveralDevices if len(place.devices) > 1 else DeviceTraining
     return devices(prepared.spec, place, parallel_clients, prepared.setup.precision)
 

@@ -24,7 +24,7 @@ CPU = "cpu"
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where a node trains a run.
 
     Args:
@@ -49,7 +49,7 @@ class Place:
         return self.devices[0] == CPU
 
 
-PLAIN = Place()
+PLAIN = NodePlace()
 """The processor, with the bits of a simulation."""
 
 
@@ -92,7 +92,7 @@ class Hardware:
             )
         return cls(devices, cast(NodeEngine, engine))
 
-    def place(self, wish: config.Engine, policy: Policy | None = None) -> Place:
+    def place(self, wish: config.Engine, policy: Policy | None = None) -> NodePlace:
         """Return where a run is trained.
 
         Args:
@@ -120,7 +120,7 @@ class Hardware:
         if engine == "auto":
             engine = "sequential" if on_cpu else "vectorized"
         may_be_cpu = on_cpu or (self.devices == ("auto",) and _is_allowed(CPU, allowed))
-        return Place(tuple(devices), engine, may_be_cpu)
+        return NodePlace(tuple(devices), engine, may_be_cpu)
 
     def _auto(self, wish: config.Engine, gpus: Sequence[str]) -> list[str]:
         """Return the first GPU that may be used, where the experiment does not ask for another."""

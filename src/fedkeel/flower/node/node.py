@@ -35,12 +35,12 @@ from fedkeel.flower.node.choose_training import make_training
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
 from fedkeel.flower.node.description import describe, needs_scale
 from fedkeel.flower.node.guard import DEVICE, Guard
-from fedkeel.flower.node.hardware import PLAIN, Place
+from fedkeel.flower.node.hardware import PLAIN, NodePlace
 from fedkeel.flower.node.log import log_error, public_reason
 from fedkeel.flower.node.secure_sums import SecureSums, refuse_single_updates
 from fedkeel.flower.node.signing import UNSIGNED, Signing
 from fedkeel.flower.node.statistics import OwnData, SiteCounter
-from fedkeel.flower.node.training import ClientStart, Training
+from fedkeel.flower.node.training import ClientStart, ClientTrainer
 from fedkeel.flower.protocol import (
     DESCRIBE,
     EVALUATE,
@@ -121,11 +121,11 @@ class Node:
     name: str = ""
     guard: Guard | None = None
     signing: Signing = UNSIGNED
-    place: Place = PLAIN
+    place: NodePlace = PLAIN
     own_data: OwnData | None = None
 
     @cached_property
-    def training(self) -> Training:
+    def training(self) -> ClientTrainer:
         """What trains the clients; it may keep a device."""
         return make_training(self.prepared, self.place, len(self.clients))
 

@@ -20,20 +20,20 @@ from fedkeel.engine.process.forking import ChildProcess, exit_reason, portable_e
 from fedkeel.engine.process.interrupts import ignore_ctrl_c
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.errors import FedkeelError, RunError, TrainingError
-from fedkeel.flower.node.hardware import Place
+from fedkeel.flower.node.hardware import NodePlace
 from fedkeel.flower.node.training import ClientStart, DeviceTraining, Trained
 from fedkeel.flower.protocol import MAX_REASONS, NodeTraining
 from fedkeel.method.context import ByPart, Message
 from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import Tree
 
-Answer = tuple[list[Trained] | FedkeelError, NodeTraining, bool]
+ShareAnswer = tuple[list[Trained] | FedkeelError, NodeTraining, bool]
 """What a process says of its share: what came of it, how it trains, whether its device has failed.
 """
 
 
 class SeveralDevices:
-    """Trains the clients of a node on several devices; see `Training`.
+    """Trains the clients of a node on several devices; see `ClientTrainer`.
 
     Args:
         spec: shape and type of each tensor of a reply, by path, from `rehearse`.
@@ -45,7 +45,7 @@ class SeveralDevices:
     def __init__(
         self,
         spec: Mapping[str, TensorSpec],
-        place: Place,
+        place: NodePlace,
         parallel_clients: int,
         precision: config.Precision = "float32",
     ) -> None:
@@ -114,7 +114,7 @@ class SeveralDevices:
             FedkeelError: it could not, or has ended.
         """
         try:
-            answer: Answer = pickle.loads(child.pipe.recv_bytes())
+            answer: ShareAnswer = pickle.loads(child.pipe.recv_bytes())
         except (EOFError, OSError):
             child.end(patience=5.0)
             code = child.exit_code
@@ -189,7 +189,7 @@ def shares(
 def _serve(
     setup: TrainingSetup,
     spec: Mapping[str, TensorSpec],
-    place: Place,
+    place: NodePlace,
     parallel_clients: int,
     precision: config.Precision,
     pipe: Connection,

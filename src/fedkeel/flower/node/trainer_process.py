@@ -43,7 +43,7 @@ IDLE_LIVES = 2.0
 of the device to others."""
 
 
-class Trainer:
+class NodeAnswers:
     """Answers the messages of one run.
 
     Args:
@@ -93,7 +93,7 @@ def serve(name: str, parent: int) -> None:
         name: the node's name.
         parent: process with which this one ends.
     """
-    trainer, idle, last = None, START_SECONDS, time.monotonic()
+    answers, idle, last = None, START_SECONDS, time.monotonic()
     _withdraw(name)  # what a process has left that was killed; this one has its lock
     with socket.socket(socket.AF_UNIX) as listener:
         with place_of(name) as place:
@@ -109,21 +109,21 @@ def serve(name: str, parent: int) -> None:
                     continue
                 with connection, suppress(EOFError, OSError):  # the other end may have been ended
                     order, pipe = _received(connection)
-                    trainer = trainer or Trainer(order.key)
+                    answers = answers or NodeAnswers(order.key)
                     with pipe:
-                        if order.key != trainer.key:
+                        if order.key != answers.key:
                             _withdraw(name)
                             pipe.send_bytes(OTHER)
                             return
                         pipe.send_bytes(TAKEN)
                         with ended_in_time(order.message):
-                            reply = trainer.answer(order)
-                        if trainer.is_broken:
+                            reply = answers.answer(order)
+                        if answers.is_broken:
                             _withdraw(name)
                         pipe.send_bytes(reply)
                     idle = IDLE_LIVES * order.message.metadata.ttl
                 _mute()
-                if trainer is not None and trainer.is_broken:
+                if answers is not None and answers.is_broken:
                     return
                 last = time.monotonic()
         finally:

@@ -30,7 +30,7 @@ from fedkeel.engine.vectorized.batching import ClientGroup
 from fedkeel.engine.vectorized.engine import VectorizedTrainer, one_by_one
 from fedkeel.engine.vectorized.run_inputs import PlacedRun
 from fedkeel.errors import RunError
-from fedkeel.flower.node.hardware import Place
+from fedkeel.flower.node.hardware import NodePlace
 from fedkeel.flower.protocol import MAX_REASONS, NodeTraining
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.round_values import Reply, reply_state
@@ -63,7 +63,7 @@ where each trains by itself."""
 Trained = tuple[ClientJob, LocalResult]
 
 
-class Training(Protocol):
+class ClientTrainer(Protocol):
     """Trains and evaluates the clients of a node."""
 
     @property
@@ -150,7 +150,7 @@ class DeviceTraining:
     def __init__(
         self,
         spec: Mapping[str, TensorSpec],
-        place: Place,
+        place: NodePlace,
         parallel_clients: int,
         precision: config.Precision = "float32",
     ) -> None:
