@@ -141,6 +141,21 @@ def test_a_server_that_does_not_wait_for_nodes_with_data_of_their_own(tmp_path: 
     assert [row.faults for row in rows] == [{}] * 7
 
 
+def test_a_server_trains_on_a_file_that_no_node_has(tmp_path: Path) -> None:
+    root = tmp_path / "root.npz"
+    experiment = own(method="fltrust", root={"file": str(root)})
+    grid = nodes_with(tmp_path, experiment, [str(table(tmp_path / f"{i}.csv", i)) for i in (0, 1)])
+    labels = np.array(["yes", "no"] * 8)  # in another order than the experiment's
+    np.savez(root, x=np.random.default_rng(5).normal(size=(16, 3)) + 2.0, label=labels)
+    result = serve(grid, experiment, RunOptions(tmp_path / "run"))
+    assert [row.clients for row in result.rows[1:]] == [[0, 1]] * 2
+    assert all(row.diagnostics["fltrust.trusted"] > 0.0 for row in result.rows[1:])
+    assert result.record.root == f"16 examples at the server, read from {root}"
+    drawn = own(method="fltrust", root={"examples": 5})
+    with pytest.raises(ConfigError, match="only where the experiment divides the data"):
+        serve(grid, drawn, RunOptions(tmp_path / "other"))
+
+
 def test_sums_are_secure_where_the_data_are_on_nodes_that_share_a_folder(tmp_path: Path) -> None:
     data = [str(table(tmp_path / f"{k}.csv", k)) for k in range(2)]
     models = []
