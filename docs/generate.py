@@ -167,6 +167,9 @@ to = ["tensorboard"]
 kind = "sign_flip"
 share = 0.1
 
+[root]
+examples = 100              # at the server, drawn from those of the clients; or file = "root.npz"
+
 [privacy]
 epsilon = 8.0
 delta = 1e-3
