@@ -4,18 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-flower test-flower-versions attack release docs format clean
+.PHONY: demo lint test test-all test-flower test-flower-versions attack release docs format clean
 
 demo: $(READY)
 	$(BIN)/fedkeel compare --preset digits --out runs/digits
 
-test: $(READY)
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+test: lint
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-test-all: $(READY) docs
+test-all: lint docs release
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not processes"
 
 test-flower: $(READY)

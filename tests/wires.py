@@ -33,10 +33,12 @@ class Counter:
                 here, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            there = socket.create_connection(("127.0.0.1", self._target))
-            thread = threading.Thread(target=self._pass, args=(here, there))
+            thread = threading.Thread(target=self._pass, args=(here, self._opened(here)))
             self._threads.append(thread)
             thread.start()
+
+    def _opened(self, here: socket.socket) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._target))
 
     def _pass(self, here: socket.socket, there: socket.socket) -> None:
         with here, there:
@@ -58,6 +60,25 @@ class Counter:
         for thread in self._threads:
             thread.join()
         self._listener.close()
+
+
+class WebProxy(Counter):
+    """Passes on what a client asks for by CONNECT, as the web proxy of a hospital does."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        super().__init__(0)
+
+    def _opened(self, here: socket.socket) -> socket.socket:
+        here.settimeout(10)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += here.recv(1)
+        self.asked.append(head.split(b"\r\n")[0].decode())
+        host, _, port = self.asked[-1].split()[1].rpartition(":")
+        there = socket.create_connection((host, int(port)))
+        here.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        return there
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +37,7 @@ from flower.units import Unit
 from in_process_grid import InProcessGrid, run_on_nodes
 from report.browser import BROWSER, look_at
 from toys import eventually
+from wires import WebProxy
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "three_hospitals" / "experiment.toml"
 CONTACT = "Ada Example, +44 20 7946 0000"
@@ -396,10 +398,16 @@ def test_the_container_file_holds_together(hospitals: Path) -> None:
 def test_what_the_unit_and_the_container_start_joins_a_federation(
     toy: Path, tmp_path: Path, patience: float
 ) -> None:
-    """Node 0 by the unit and node 1 by the entry point, as they stand there: with TLS and keys."""
+    """Node 0 by the unit and node 1 by the entry point, as they stand there: with TLS and keys.
+
+    Node 1 reaches the server through a web proxy, as the page says.
+    """
     folder = tmp_path / "federation"
     keys.make(folder / "keys", ["127.0.0.1", "localhost"], 2)
-    with FlowerProcesses(folder, [], secure=True) as federation:
+    with (
+        FlowerProcesses(folder, [], secure=True) as federation,
+        closing(WebProxy()) as proxy,
+    ):
         places = Places(
             superlink=f"localhost:{federation.port}",
             programs=str(Path(sys.executable).parent),
@@ -420,6 +428,7 @@ def test_what_the_unit_and_the_container_start_joins_a_federation(
         federation.start("node-0", unit.command(NUMBER="0", OPTIONS=own), unit.environment)
         own = f"--port {free_port()}"
         mine = {**variables, "PATH": path, "NUMBER": "1", "OPTIONS": own}
+        mine |= {"HTTPS_PROXY": f"http://127.0.0.1:{proxy.port}", "NO_PROXY": "127.0.0.1"}
         federation.start("node-1", entry, mine)
         run = federation.submit(tmp_path / "app", {"out": str(tmp_path / "run")})
         assert eventually(lambda: federation.status(run).startswith("finished"), 20 * patience), (
@@ -427,6 +436,7 @@ def test_what_the_unit_and_the_container_start_joins_a_federation(
             federation.tail("node-1"),
         )
         assert federation.status(run) == "finished:completed"
+        assert set(proxy.asked) == {f"CONNECT localhost:{federation.port} HTTP/1.1"}
     row = RunFolder(tmp_path / "run").rows()[-1]
     assert (row.round, row.clients, row.faults) == (1, [0, 1], {})
     assert (Path(places.state) / "flwr").is_dir(), "Flower's files are where the unit lets it write"
