@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,8 +16,11 @@ from fedkeel.errors import CompositionError, DataError, ModelError
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.runner.start import start
+from harness import distance, oracle
 from papers.numpy_layers import Layers, Stack, gradient, layers_of, moved, outputs
 from papers.numpy_net import softmax
+from papers.personal import CLIENTS, NAMES, collected, tensors
+from papers.personal import ROUNDS as ROUNDS_OF_FILE
 from papers.test_fedproto_networks import CLASSES, DEEP, LR, batches
 from toys import federation, held, plain, prepared, same
 
@@ -88,6 +92,26 @@ def test_clients_of_two_depths_follow_the_paper(distance: str) -> None:
         expected = [array for layer in layers for array in layer]
         for tensor, array in zip(result.client_model(str(k)).values(), expected, strict=True):
             np.testing.assert_allclose(tensor.numpy(), array, rtol=0, atol=1e-10)
+
+
+def test_digest_and_consensus_follow_fl_bench() -> None:
+    """It asks all clients before the first round, too: their first consensus is given to us."""
+    o = oracle("flbench_fedmd_a")
+    expression = f"fedmd(digest={int(o['hp.digest'])}, transfer=0, distance='squared')"
+    public = o["public.x"], np.zeros(len(o["public.x"]), dtype=np.int64)
+    played = collected(o, expression, int(o["hp.epochs"]), public=public)
+    server = played.played.server
+    known = {"consensus": torch.from_numpy(o["r1.consensus"]), "is_known": torch.ones(()).double()}
+    memory = server.memory | {"fedmd": known}
+    played.played.server = replace(server, memory=memory, round=1)
+    for t in ROUNDS_OF_FILE:
+        done = played.round()
+        for k in CLIENTS:
+            own = done.client_state[k]["personal"]
+            assert distance(own, tensors(o, f"r{t}.client{k}.", NAMES)) < 1e-12, (t, k)
+        if t < ROUNDS_OF_FILE[-1]:
+            consensus = played.played.server.memory["fedmd"]["consensus"].numpy()
+            np.testing.assert_allclose(consensus, o[f"r{t + 1}.consensus"], rtol=0, atol=1e-12)
 
 
 # --- laws ------------------------------------------------------------------------------------

@@ -207,8 +207,9 @@ def digest(experiment: config.Experiment) -> str:
         del values["data"]["channels"]
     if experiment.data.missing_targets == "refuse":
         del values["data"]["missing_targets"]
-    for table, name in (("data", "text"), ("model", "lora"), ("local", "train")):
-        if values[table][name] is None:
+    later = (("data", "text"), ("data", "public"), ("data", "public_fraction"), ("model", "lora"))
+    for table, name in (*later, ("model", "others"), ("local", "train")):
+        if values[table][name] in (None, {}):
             del values[table][name]
     if not diagnose_of(experiment).kinds:
         del values["diagnose"]
