@@ -26,7 +26,7 @@ from fedkeel.flower.wire import WireError
 from fedkeel.records.node_statistics import FILE, ColumnStatistics, NodeStatistics
 from fedkeel.report.statistics_text import statistics_page
 from in_process_grid import InProcessGrid, changed, header_of, with_header
-from sites import ALL, DATA, FIRST, QUICK, SIZES, experiment, grid_of, write_tables
+from sites import ALL, CONSENT, DATA, FIRST, QUICK, SIZES, experiment, grid_of, write_tables
 
 
 def pooled(tables: list[dict[str, list[Any]]], name: str) -> np.ndarray:
@@ -267,6 +267,71 @@ def test_numbers_that_no_site_can_have_are_left_out(tmp_path: Path) -> None:
     assert "A site counts more labels than it has examples, or fewer than 0." in found.faults
 
 
+def with_known_keys(folder: Path) -> None:
+    """Give each site a key, so that its noise is the same in every run of a test."""
+    for site in range(len(SIZES)):
+        (folder / f"state-{site}").mkdir()
+        (folder / f"state-{site}" / count_noise.FILE).write_bytes(bytes([site]) * 32)
+
+
+def test_a_small_site_with_noise_tells_of_no_cell_that_noise_alone_could_fill(
+    tmp_path: Path,
+) -> None:
+    write_tables(tmp_path)
+    with_known_keys(tmp_path)
+    made = experiment()
+    policy = '[statistics]\nkinds = ["quantiles"]\nminimum = 1\nepsilon = 1.0\n'
+    found = collect(grid_of(tmp_path, made, policy), made, ("quantiles",))
+    told = [item.value for site in found.sites for c in site.columns for item in c.quantiles]
+    assert told.count(None) == len(told)
+
+
+def test_statistics_of_arrays_and_of_a_quantity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns without names are numbered; a target that is one quantity is a column, too."""
+    (tmp_path / "my_arrays.py").write_text(
+        "import numpy as np\n\n\n"
+        "def load():\n"
+        "    random = np.random.default_rng(0)\n"
+        "    x = random.normal(1e6, 3.0, size=(50, 2))\n"
+        "    return x, x[:, 0] - 1e6\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.toml").write_text(CONSENT)
+    made = experiment(
+        data={
+            "source": "nodes",
+            "label": "weight",
+            "target": "quantity",
+            "normalize": "standardize",
+        },
+        task={"loss": "mse"},
+    )
+    nodes = {
+        FIRST + i: make_node(
+            made,
+            {
+                "partition-id": i,
+                "data": "my_arrays:load",
+                "state": str(tmp_path / str(i)),
+                "policy": str(tmp_path / "policy.toml"),
+            },
+        )
+        for i in range(3)
+    }
+    found = collect(InProcessGrid(nodes), made, read_kinds("all"))
+    x = np.random.default_rng(0).normal(1e6, 3.0, size=(50, 2))
+    first, _, target = found.total.columns
+    assert [column.name for column in found.total.columns] == ["0", "1", "weight"]
+    assert found.total.labels is None
+    assert (first.known, target.known) == (150, 150)
+    exact = x[:, 0]
+    assert first.mean == pytest.approx(exact.mean(), rel=1e-12)
+    assert first.deviation == pytest.approx(exact.std(), rel=1e-9)
+    assert target.deviation == pytest.approx(exact.std(), rel=1e-6)
+
+
 # --- noise ---------------------------------------------------------------------------------------
 
 NOISY = '[statistics]\nkinds = ["labels", "missing"]\nminimum = 1\nepsilon = 1.0\n'
@@ -296,6 +361,7 @@ def test_noise_has_the_deviation_and_the_distribution_that_are_said() -> None:
 
 def test_the_same_question_has_the_same_noise_and_another_site_other_noise(tmp_path: Path) -> None:
     tables, made = write_tables(tmp_path), experiment()
+    with_known_keys(tmp_path)
     first = collect(grid_of(tmp_path, made, NOISY), made, ("labels", "missing"))
     second = collect(grid_of(tmp_path, made, NOISY), made, ("labels", "missing"))
     assert first == second
@@ -339,6 +405,37 @@ def test_noisy_counts_are_charged_once_and_not_beyond_the_limit(tmp_path: Path) 
     assert [site.name for site in refused.sites] == ["site 1", "site 2"]
     assert any("epsilon of this site is spent" in reason for reason in refused.faults)
     assert spent() == pytest.approx(1.5)
+
+
+def test_noise_that_is_hardly_there_leaves_the_numbers_and_is_charged_in_all(
+    tmp_path: Path,
+) -> None:
+    """Its epsilon is divided among kinds and columns; together they spend what the policy says."""
+    tables = write_tables(tmp_path)
+    privacy = {"epsilon": 3.0, "delta": 0.01, "unit": "example"}
+    made = experiment(method="dpsgd(sigma=4.0)", privacy=privacy)
+    kinds = '["labels", "missing", "categories", "quantiles"]'
+    policy = (
+        "epsilon = 900.0\ndelta = 0.01\nledger = 'ledger.json'\n"
+        f"[statistics]\nkinds = {kinds}\nminimum = 1\nepsilon = 800.0\n"
+    )
+    grid = grid_of(tmp_path, made, NOISY.replace("1.0", "800.0"), site0=policy)
+    found = collect(grid, made, read_kinds("labels,missing,categories,quantiles"))
+    (site,) = found.sites
+    assert site.labels is not None
+    assert site.labels.shown[:2] == tuple(tables[0]["kind"].count(n) for n in ("no", "yes"))
+    age, dose, sex, _ = site.columns
+    assert dose.missing == tables[0]["dose"].count(None)
+    assert sex.counts is not None
+    assert sex.counts.shown[:2] == tuple(tables[0]["sex"].count(n) for n in ("f", "m"))
+    for item in age.quantiles:
+        exact = np.quantile(tables[0]["age"], item.share, method="inverted_cdf")
+        assert item.low is not None
+        assert item.high is not None
+        assert item.low <= exact <= item.high
+    ledger = Ledger(tmp_path / "ledger.json").read()
+    assert epsilon_of(ledger, read_policy(tmp_path / "policy-0.toml")) == pytest.approx(800.0)
+    assert len(ledger) == 1 + 4 + 1 + 3
 
 
 @each(

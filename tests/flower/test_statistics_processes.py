@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.config import Experiment
-from fedkeel.errors import RunError
+from commands import call
+from fedkeel.config import Experiment, to_toml
 from fedkeel.flower.local.federation import data_configs
 from fedkeel.flower.local.processes import NAME, FlowerProcesses
-from fedkeel.flower.local.statistics import (
-    configs_with_policy,
-    of_federation,
-    of_local_nodes,
-)
+from fedkeel.flower.local.statistics import of_federation
 from fedkeel.flower.server.statistics import collect, read_kinds
+from fedkeel.records.node_statistics import FILE, NodeStatistics
 from sites import CONSENT, experiment, grid_of, write_tables
+from toys import living
 
 pytestmark = pytest.mark.processes
 
@@ -58,13 +56,21 @@ def test_a_federation_that_is_up_tells_what_its_sites_consent_to(
     assert [c.mean for c in total.columns] == [c.mean for c in expected.total.columns]
 
 
-def test_nodes_that_are_started_for_statistics(tmp_path: Path) -> None:
+def test_the_command_starts_nodes_asks_them_and_ends_them(tmp_path: Path) -> None:
     write_tables(tmp_path)
-    policy = tmp_path / "policy.toml"
+    file, policy = tmp_path / "sites.toml", tmp_path / "policy.toml"
+    file.write_text(to_toml(made()))
     policy.write_text('[statistics]\nkinds = ["labels"]\n')
-    data = [str(tmp_path / f"{i}.csv") for i in range(3)]
-    configs = configs_with_policy(made(), data, policy, None)
-    found = of_local_nodes(made(), tmp_path / "out", configs, "labels")
-    assert [site.examples for site in found.sites] == [60, 90, 130]
-    with pytest.raises(RunError, match="No site has answered"):
-        of_local_nodes(made(), tmp_path / "out", configs, "missing")
+    words = ["flower", "stats", file, "--policy", policy, "--out", tmp_path / "out", "--json"]
+    words += [word for i in range(3) for word in ("--data", tmp_path / f"{i}.csv")]
+    done = call(*words, "--kinds", "labels")
+    assert done.code == 0, done.err
+    assert [site["examples"] for site in done.json["sites"]] == [60, 90, 130]
+    found = NodeStatistics.read(tmp_path / "out" / FILE)
+    assert done.json == found.to_json()
+    assert living(tmp_path) == []
+    refused = call(*words, "--kinds", "missing")
+    assert refused.code == 1
+    assert "No site has answered with statistics" in refused.err
+    assert "allowed labels" in refused.err
+    assert living(tmp_path) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from commands import call
+from fedkeel.config import to_toml
 from fedkeel.data.read.scaling import Moments
 from fedkeel.flower.server.statistics import collect, read_kinds
+from fedkeel.records.node_statistics import FILE
 from fedkeel.report.doctor_page import render_doctor_page
 from fedkeel.report.doctor_text import terminal_page
 from fedkeel.study.doctor.heterogeneity import label_skew, moment_skew, size_skew
@@ -78,3 +82,42 @@ def test_sites_whose_means_are_far_apart_stand_out(tmp_path: Path) -> None:
     assert inputs is not None
     assert inputs.level == "problem"
     assert inputs.numbers["between"] == pytest.approx(1.0, abs=0.35)
+
+
+def test_the_command_judges_a_file_of_statistics(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    made, file = experiment(), tmp_path / "sites.toml"
+    file.write_text(to_toml(made))
+    found = collect(grid_of(tmp_path, made), made, ("labels", "moments"))
+    found.write(tmp_path)
+    out = tmp_path / "out"
+    words = ["doctor", file, "--out", out, "--statistics"]
+    done = call(*words, tmp_path / FILE, "--json")
+    assert done.code == 0, done.err
+    assert done.json == judge_statistics(made, found).to_json()
+    assert (out / "doctor.html").exists()
+    assert json.loads((out / "doctor.json").read_text()) == done.json
+    wrong = call(*words, file)
+    assert wrong.code == 2
+    assert "The statistics of the sites cannot be read" in wrong.err
+    both = call(*words, tmp_path / FILE, "--federation", "here")
+    assert "and not both" in both.err
+
+
+def test_mistakes_of_the_command(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    file = tmp_path / "sites.toml"
+    file.write_text(to_toml(experiment()))
+    words = ["flower", "stats", file]
+    data = [word for i in range(3) for word in ("--data", tmp_path / f"{i}.csv")]
+    cases = (
+        (words, "0 times --data"),
+        ([*words, *data, "--federation", "here"], "beside --federation"),
+        ([*words, *data], "A site answers only as far as its policy consents"),
+        ([*words, *data, "--kinds", "labels,names"], "There are no such statistics"),
+        (["doctor", file], "--federation NAME judges the statistics"),
+    )
+    for case, reason in cases:
+        done = call(*case)
+        assert done.code == 2
+        assert reason in done.err

@@ -149,7 +149,6 @@ def collect(grid: Grid, experiment: Experiment, kinds: Sequence[StatisticsKind])
     }
     membership.require(data, agreement)
     first = descriptions[min(descriptions)]
-    columns = columns_of(first.columns, experiment.data, first.inputs, first.targets)
     names, blank = prepared.setup.federation.names, prepared.setup.federation.data
     nodes = {
         node: _Site(client, str(names[client]), descriptions[client])
@@ -174,7 +173,12 @@ def collect(grid: Grid, experiment: Experiment, kinds: Sequence[StatisticsKind])
             ),
             kinds=tuple(kinds),
             classes=blank.classes if blank.has_labels else 0,
-            columns=columns,
+            columns=columns_of(
+                site.description.columns,
+                experiment.data,
+                site.description.inputs,
+                site.description.targets,
+            ),
         )
         for node, site in nodes.items()
     }
