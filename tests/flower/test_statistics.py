@@ -295,6 +295,7 @@ def test_statistics_of_arrays_and_of_a_quantity(
         "def load():\n"
         "    random = np.random.default_rng(0)\n"
         "    x = random.normal(1e6, 3.0, size=(50, 2))\n"
+        "    x[:, 1] = 1e30\n"
         "    return x, x[:, 0] - 1e6\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -322,7 +323,9 @@ def test_statistics_of_arrays_and_of_a_quantity(
     }
     found = collect(InProcessGrid(nodes), made, read_kinds("all"))
     x = np.random.default_rng(0).normal(1e6, 3.0, size=(50, 2))
-    first, _, target = found.total.columns
+    first, huge, target = found.total.columns
+    assert (huge.known, huge.mean) == (0, None)
+    assert huge.quantiles[2].high is None
     assert [column.name for column in found.total.columns] == ["0", "1", "weight"]
     assert found.total.labels is None
     assert (first.known, target.known) == (150, 150)

@@ -115,7 +115,7 @@ def test_mistakes_of_the_command(tmp_path: Path) -> None:
         ([*words, *data, "--federation", "here"], "beside --federation"),
         ([*words, *data], "A site answers only as far as its policy consents"),
         ([*words, *data, "--kinds", "labels,names"], "There are no such statistics"),
-        (["doctor", file], "--federation NAME judges the statistics"),
+        (["doctor", file], "--statistics FILE, judges the statistics"),
     )
     for case, reason in cases:
         done = call(*case)

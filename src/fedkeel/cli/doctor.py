@@ -60,6 +60,12 @@ def doctor(
     if statistics is not None or federation is not None:
         _judge_sites(experiment, statistics, federation, out, as_json)
         return
+    if experiment.data.source == "nodes":
+        raise ConfigError(
+            "The doctor needs the examples, and these are on nodes.",
+            do="--federation NAME, or --statistics FILE, judges the statistics that sites consent "
+            "to",
+        )
 
     with many_imports():
         from fedkeel.cli.progress import shown_progress

@@ -6,9 +6,9 @@ server adds up lists, or has a secure sum of them, and reads a sum as it reads o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Annotated
 
@@ -202,7 +202,7 @@ class StatisticsLayout:
         return {place: numbers[where] for place, where in self.places.items()}
 
 
-def in_limbs(number: float) -> Ints:
+def in_limbs(number: float | Fraction) -> Ints:
     """Return the parts [LIMBS] of a real number, which add up as the numbers do.
 
     Raises:
@@ -213,7 +213,7 @@ def in_limbs(number: float) -> Ints:
     """
     if not abs(number) < 2.0 ** (LIMBS * LIMB_BITS - PLACES - 32):  # which leaves room for a sum
         raise ValueError(f"{number} is too large")
-    whole = round(math.ldexp(number, PLACES)) % (1 << LIMBS * LIMB_BITS)
+    whole = round(Fraction(number) * (1 << PLACES)) % (1 << LIMBS * LIMB_BITS)
     limbs = [(whole >> LIMB_BITS * i) % (1 << LIMB_BITS) for i in range(LIMBS)]
     return np.array(limbs, dtype=np.int64)
 

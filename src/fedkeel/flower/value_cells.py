@@ -70,7 +70,7 @@ def merged(leaves: CellCounts, minimum: int) -> CellCounts:
 
     >>> cells = merged(leaf_counts(np.array([1.0, 1.01, 1.02, 1.1, 1.2, 1.3])), 3)
     >>> low, high = intervals()
-    >>> [(low[i], high[i], int(cells[i])) for i in np.flatnonzero(cells)]
+    >>> [(float(low[i]), float(high[i]), int(cells[i])) for i in np.flatnonzero(cells)]
     [(1.0, 1.0625, 3), (1.0, 1.5, 3)]
     """
     levels, rest = [], leaves

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from fedkeel.flower.node.count_noise import CountNoise
 from fedkeel.flower.protocol import NodeDescription
 from fedkeel.flower.statistics_protocol import (
     EXAMPLES,
+    LIMBS,
     STATISTICS,
     TOTALS,
     ColumnForm,
@@ -42,6 +44,9 @@ from fedkeel.flower.value_cells import CELLS, LEAVES, leaf_counts, merged
 from fedkeel.flower.wire import WireError
 
 Floats = NDArray[np.float64]
+
+LARGEST = 2.0**48
+"""Size of a number from which on a column has no moments."""
 
 
 def as_it_is(data: Data) -> Data:
@@ -305,11 +310,20 @@ class _Answer:
 
 
 def _moments(known: Floats, also: int) -> Ints:
-    """Return number, sum and sum of squares; what counts beside the known is as they are."""
+    """Return number, sum and sum of squares; what counts beside the known is as they are.
+
+    The last is made of the squared deviations from the mean, so that these are exact, too, when the
+    server takes the mean off again.
+    """
+    none = np.zeros(1 + 2 * LIMBS, dtype=np.int64)
+    if not np.abs(known).max() < LARGEST:
+        return none
     count = len(known)
-    factor = 1.0 + also / count
-    total, squares = factor * math.fsum(known), factor * math.fsum(known * known)
+    mean = math.fsum(known) / count
+    deviations = math.fsum((known - mean) ** 2)
+    total = Fraction(mean) * (count + also)
+    squares = Fraction(deviations) * (count + also) / count + Fraction(mean) * total
     try:
         return np.concatenate([[count + also], in_limbs(total), in_limbs(squares)])
-    except ValueError:  # such a column has none
-        return np.zeros(1 + 2 * len(in_limbs(0.0)), dtype=np.int64)
+    except ValueError:  # so many large numbers have none
+        return none

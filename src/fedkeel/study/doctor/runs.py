@@ -112,8 +112,8 @@ def held_out(settings: RunSettings, ingredients: Ingredients) -> Ingredients:
         raise DataError(
             "The doctor needs the examples, and these are on nodes.",
             why="a node sends only sums, and short runs hold out examples of each client",
-            do="--federation NAME judges the statistics that sites consent to; a run of the "
-            "federation with [diagnose] measures drift and conflict",
+            do="`fedkeel doctor --federation NAME` judges the statistics that sites consent to; a "
+            "run of the federation with [diagnose] measures drift and conflict",
         )
 
     @cache
