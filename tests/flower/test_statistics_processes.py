@@ -70,7 +70,7 @@ def test_the_command_starts_nodes_asks_them_and_ends_them(tmp_path: Path) -> Non
     assert done.json == found.to_json()
     assert living(tmp_path) == []
     refused = call(*words, "--kinds", "missing")
-    assert refused.code == 1
+    assert refused.code == 2
     assert "No site has answered with statistics" in refused.err
     assert "allowed labels" in refused.err
     assert living(tmp_path) == []

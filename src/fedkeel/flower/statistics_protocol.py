@@ -211,7 +211,8 @@ def in_limbs(number: float | Fraction) -> Ints:
     >>> of_limbs(in_limbs(0.5) + in_limbs(-2.25))
     -1.75
     """
-    if not abs(number) < 2.0 ** (LIMBS * LIMB_BITS - PLACES - 32):  # which leaves room for a sum
+    largest = 2.0 ** (LIMBS * LIMB_BITS - PLACES - 32)  # which leaves room for a sum
+    if not float(abs(number)) < largest:
         raise ValueError(f"{number} is too large")
     whole = round(Fraction(number) * (1 << PLACES)) % (1 << LIMBS * LIMB_BITS)
     limbs = [(whole >> LIMB_BITS * i) % (1 << LIMB_BITS) for i in range(LIMBS)]

@@ -181,7 +181,7 @@ class SiteCounter:
         refused = [kind for kind in kinds if kind not in allowed]
         if self.policy is None or refused:
             raise PolicyError(
-                "The operator of this site has not consented to these statistics.",
+                "This site has not consented to these statistics.",
                 got=", ".join(refused),
                 expected=", ".join(allowed) or "none",
                 do="name them in [statistics] kinds of the site's policy, if the site agrees",
