@@ -212,7 +212,7 @@ def in_limbs(number: float | Fraction) -> Ints:
     -1.75
     """
     largest = 2.0 ** (LIMBS * LIMB_BITS - PLACES - 32)  # which leaves room for a sum
-    if not float(abs(number)) < largest:
+    if not -largest < float(number) < largest:
         raise ValueError(f"{number} is too large")
     whole = round(Fraction(number) * (1 << PLACES)) % (1 << LIMBS * LIMB_BITS)
     limbs = [(whole >> LIMB_BITS * i) % (1 << LIMB_BITS) for i in range(LIMBS)]
