@@ -18,7 +18,6 @@ PROJECTS = ("fedgc", "fedmuon")
 """A sign, or the direction of an orthogonal factor, decides what is added: rounding may turn it."""
 
 LEFT_OUT = {
-    "fedala": "a part asks for all examples of a client, so clients are not side by side",
     "ifca": "a part asks for all examples of a client, so clients are not side by side",
     "fedamp": "each client receives a model of its own, so clients are not side by side",
     "fedproto": "the server has no parameters that could be compared",

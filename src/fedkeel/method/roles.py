@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from fedkeel.base.lazy import Tensor
@@ -184,6 +185,49 @@ class LocalStart(Part):
     @abstractmethod
     def local_start(self, received: Tree, arrival: Arrival) -> Tree:
         """Return the local model before the first step."""
+
+
+class SteppedStart(LocalStart):
+    """A `LocalStart` that takes steps of its own, each on a mini-batch, before the local steps.
+
+    Its mini-batches have the size of those of local training; a pass takes all examples of the
+    client, each mini-batch every n-th of them in stored order. Engines may take the steps of
+    several clients side by side, so nothing but `start_steps` looks at numbers.
+    """
+
+    @abstractmethod
+    def start_steps(self, client_state: State, batches: int) -> int:
+        """Return how many steps a client takes; `batches` are the mini-batches of a pass."""
+
+    @abstractmethod
+    def init_start(self, received: Tree, client_state: State, layout: ParameterLayout) -> State:
+        """Return what the first step begins with."""
+
+    @abstractmethod
+    def start_step(self, state: State, received: Tree, step: Step) -> State:
+        """Return what the next step begins with, of the same names and shapes."""
+
+    @abstractmethod
+    def end_start(self, state: State, received: Tree, client_state: State) -> tuple[Tree, State]:
+        """Return the local model before the first local step, and what is noted for the carry."""
+
+    def local_start(self, received: Tree, arrival: Arrival) -> Tree:
+        """Take all steps of one client."""
+        step, kept = arrival.all_examples_step(), arrival.client_state
+        count = start_batches(arrival.local, len(step.batch))
+        state = self.init_start(received, kept, step.network.layout)
+        for number in range(self.start_steps(kept, count)):
+            batch = step.batch.part(slice(number % count, None, count))
+            state = self.start_step(state, received, replace(step, batch=batch))
+        start, noted = self.end_start(state, received, kept)
+        arrival.noted.update(noted)
+        return start
+
+
+def start_batches(local: Local, examples: int) -> int:
+    """Return the number of mini-batches in a pass of a `SteppedStart`."""
+    size = local.examples_per_step
+    return 1 if size == "all" else -(-examples // size)
 
 
 # ---- in a local step ------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def _apart_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FAST = ("fedavg",)
 
-SLOW = [e for e in ENTRIES if e not in (*FAST, "fedala", "fedbuff", "ifca", "fedamp")]
+SLOW = [e for e in ENTRIES if e not in (*FAST, "fedbuff", "ifca", "fedamp")]
 """The others, but one whose clients are not side by side, and one that waits for more clients."""
 
 

@@ -262,7 +262,6 @@ def test_dropout_is_tried_with_the_same_masks() -> None:
 # ---- all methods --------------------------------------------------------------------------------
 
 APART = {
-    "fedala.lr",  # whose clients begin one by one
     "fedlc.tau",
     "fedmlb.lambda1",
     "fedspeed.alpha",

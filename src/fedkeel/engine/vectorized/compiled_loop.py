@@ -212,7 +212,7 @@ class CompiledLoop:
         training = self._training_of(received)
 
         def step(sent: State, client_data: State, local: State, batch: State, lr: Tensor) -> State:
-            client = _client(_with(training, sent), _message(sent), client_data, _no_examples)
+            client = _client(_with(training, sent), read_message(sent), client_data, no_examples)
             return _as_state(_stepped(client, _local_state(local), batch, lr))
 
         call = Call(received.name("step"), received.batched(step, 0, 0, 0, None), (3,), owned=2)
@@ -243,7 +243,7 @@ class CompiledLoop:
         training = self._training_of(received)
 
         def end(sent: State, data: State, local: State, info: State, lr: Tensor) -> State:
-            client = _client(_with(training, sent), _message(sent), data, _no_examples)
+            client = _client(_with(training, sent), read_message(sent), data, no_examples)
             return _finished(client, _local_state(local), info, lr)
 
         batched = received.batched(end, 0, 0, 0, None)
@@ -267,7 +267,7 @@ class CompiledLoop:
         """End the round of one client after S steps, without compiling. See `end`."""
         # by the tape, as where a client trains by itself: so masks are filled in the same order
         training = with_numbers(self._training_single, run.run.numbers)
-        client = _client(training, run.message, client_data, lambda: _batch(all_examples()))
+        client = _client(training, run.message, client_data, lambda: read_batch(all_examples()))
         client = replace(client, client_info=client_info)
         return _reply(client_finish(client, _local_state(local), steps))
 
@@ -333,14 +333,14 @@ class CompiledLoop:
 def _started(
     training: ClientTraining, sent: State, client_data: State, distinct: State
 ) -> tuple[ClientRound, LocalState]:
-    message = _message(sent)
+    message = read_message(sent)
     client, local = client_start(
         _with(training, sent),
         message,
         substates(substate(client_data, "client_state")),
-        _client_info(client_data),
-        _no_examples,
-        (lambda: _batch(distinct)) if distinct else None,
+        read_info(client_data),
+        no_examples,
+        (lambda: read_batch(distinct)) if distinct else None,
     )
     if client.start is not message.params:
         raise HasModelOfItsOwn
@@ -356,7 +356,7 @@ def _client(
     return ClientRound(
         training=training,
         message=message,
-        client_info=_client_info(client_data),
+        client_info=read_info(client_data),
         client_state=substates(substate(client_data, "client_state")),
         prepared=substates(substate(client_data, "prepared")),
         all_examples=all_examples,
@@ -368,7 +368,7 @@ def _stepped(client: ClientRound, local: LocalState, batch: State, lr: Tensor) -
     return client_step(
         client,
         local,
-        _batch(batch),
+        read_batch(batch),
         fields.get("rows"),
         fields.get("first"),
         fields.get("active"),
@@ -412,11 +412,12 @@ def _with(training: ClientTraining, sent: State) -> ClientTraining:
     return with_numbers(training, tensors(substate(sent, "numbers")))
 
 
-def _no_examples() -> Batch:
+def no_examples() -> Batch:
+    """Refuse to give all examples of a client."""
     raise NeedsAllExamples
 
 
-def _message(sent: State) -> Message:
+def read_message(sent: State) -> Message:
     """Return the message as a compiled function sees it, without its round and learning rate."""
     return Message(
         params=tensors(substate(sent, "start")),
@@ -427,12 +428,14 @@ def _message(sent: State) -> Message:
     )
 
 
-def _client_info(client_data: State) -> ClientInfo:
+def read_info(client_data: State) -> ClientInfo:
+    """Return what a client knows about itself, of its data."""
     info = tensors(substate(client_data, "client_info"))
     return ClientInfo(info["client"], info["examples"], info.get("counts"))
 
 
-def _batch(state: State) -> Batch:
+def read_batch(state: State) -> Batch:
+    """Return examples as a batch."""
     weight = leaf(state, "weight") if "weight" in state else None
     return Batch(_values(state["x"]), _values(state["y"]), weight)
 

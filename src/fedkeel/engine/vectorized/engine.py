@@ -24,7 +24,7 @@ from fedkeel.base.clock import Clock
 from fedkeel.base.rng import continue_torch, seed_torch, torch_seeds
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import declared_class_counts
-from fedkeel.engine.compiler.cache import FlatState
+from fedkeel.engine.compiler.cache import CompileCache, FlatState
 from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import ReadRecord, TrainedClients
@@ -34,16 +34,18 @@ from fedkeel.engine.vectorized.batching import (
     PaddedSizes,
     TrainingExamples,
 )
+from fedkeel.engine.vectorized.begun import BEGUN, stepped_start
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, NeedsAllExamples, ReceivedInputs
 from fedkeel.engine.vectorized.facts import SetupFacts, establish
 from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
 from fedkeel.engine.vectorized.memory import MemoryBound, uncompiled
 from fedkeel.engine.vectorized.run_inputs import PlacedRun, RunInputs
+from fedkeel.engine.vectorized.starts import Starts
 from fedkeel.engine.vectorized.strategy import ONE_BY_ONE, Strategy
 from fedkeel.engine.vectorized.streams import Streams
 from fedkeel.engine.vectorized.transfers import copies, to_device, with_counts_on_host
 from fedkeel.method.checks import explain_errors
-from fedkeel.method.context import ClientInfo, Message
+from fedkeel.method.context import ByPart, ClientInfo, Message
 from fedkeel.method.local_loop import local_path_length
 from fedkeel.method.local_training import ClientTraining, start_client_state
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors, unwalk, walk
@@ -101,6 +103,7 @@ class VectorizedTrainer:
         self.run = PlacedRun(setup, self.placed, varied)
         training, draws = self.run.training, self.facts.draws
         self._loop = loop(training) if loop else CompiledLoop(training, setup.precision, draws)
+        self._starts = CompileCache(setup.precision, ())
         self._examples = TrainingExamples(self.placed.federation.data, setup.training.network.dtype)
         self._generators: list[torch.Generator] = []  # CUDA graphs draw from these very objects
 
@@ -376,7 +379,8 @@ class VectorizedTrainer:
         if group.is_single:
             info = map_tensors(lambda t: t[0], info)
         client_state = self._client_state(group, low_rank)
-        data = {CLIENT_STATE + path: value for path, value in client_state.items()}
+        data: dict[str, Matrix] = {CLIENT_STATE + k: v for k, v in client_state.items()}
+        data.update(self._begun(group))
         data.update(walk({"client_info": info}))
         return FlatState.of_values(data).map(lambda t: to_device(t, self.device))
 
@@ -391,6 +395,27 @@ class VectorizedTrainer:
         parts = training.plan.last_round_states if low_rank else ()
         rank = sum(max(sizes) for sizes in zip(*group.batch_sizes, strict=True)) if parts else 0
         return stack_records(records, len(group), rank, parts)
+
+    def _begun(self, group: ClientGroup) -> dict[str, Matrix]:
+        """Return where clients begin, by path, of a method whose start takes steps."""
+        width = 0 if self._fixed is None else self._fixed.batch
+        kept: list[ByPart] | None = None
+        begun: dict[int, State] = {}
+        for run in group.distinct_runs:
+            part = stepped_start(run.setup)
+            if part is None:
+                return {}
+            kept = kept or [record.state for record in _records(group)]
+            places = [i for i, own in enumerate(group.runs) if own is run]
+            starts = Starts(run.run.placed, part, self._examples, self._starts, width)
+            clients = [group.jobs[i].client for i in places]
+            found = starts.of(run.message, clients, [kept[i] for i in places])
+            begun.update(
+                (i, {part.name: {BEGUN: each}}) for i, each in zip(places, found, strict=True)
+            )
+        states = [begun[i] for i in range(len(group))]
+        together = states[0] if group.is_single else tree.stack(states)
+        return {CLIENT_STATE + path: tensor for path, tensor in walk(together)}
 
     # ---- the end of a round -----------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import torch
 
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.trainer import ReadRecord, SequentialTrainer, TrainedClients
+from fedkeel.engine.vectorized.begun import begun_before, stepped_start
 from fedkeel.engine.vectorized.run_numbers import numbers_of
 from fedkeel.engine.vectorized.transfers import to_device
 from fedkeel.method.context import Message
@@ -37,7 +38,8 @@ class PlacedRun:
     @cached_property
     def training(self) -> ClientTraining:
         """Its method and model on the device, ready to be traced."""
-        training = self.placed.training
+        training, part = self.placed.training, stepped_start(self.setup)
+        training = training if part is None else begun_before(training, part)
         return replace(training, network=training.network.for_tracing())
 
     @cached_property

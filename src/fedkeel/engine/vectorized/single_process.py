@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from fedkeel.engine.base import (
     TrainingSetup,
 )
 from fedkeel.engine.client_states import KeepsClientStates
+from fedkeel.engine.compiler.cache import CompileCache
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.personal import ReadState
 from fedkeel.engine.process.numerics import use_numerics
@@ -25,6 +27,9 @@ from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.record import RowCodec
 from fedkeel.engine.trainer import Trainer
+from fedkeel.engine.vectorized.batching import TrainingExamples
+from fedkeel.engine.vectorized.begun import begun_before, stepped_start
+from fedkeel.engine.vectorized.starts import Starts
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import Tree, map_tensors, substates
@@ -58,6 +63,7 @@ class SingleProcess(KeepsClientStates):
         self.clients = self._buffers.clients
         self._trainer, self._parallel_clients = trainer, trainer.parallel_clients
         self._precision, self._shard = setup.precision, setup.shard
+        self._compiled: CompileCache | None = None
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +130,17 @@ class SingleProcess(KeepsClientStates):
         params = {name: tensor.to(device) for name, tensor in server.params.items()}
         buffers = {name: tensor.to(device) for name, tensor in server.buffers.items()}
         broadcast = substates(map_tensors(lambda t: t.to(device), dict(server.broadcast)))
-        return setup, ServerModel(params, buffers, server.round, broadcast), state_there
+        server = ServerModel(params, buffers, server.round, broadcast)
+        part = stepped_start(setup)
+        if part is None:
+            return setup, server, state_there
+        examples = TrainingExamples(setup.federation.data, setup.training.network.dtype)
+        self._compiled = self._compiled or CompileCache(self._precision, ())
+        starts = Starts(setup, part, examples, self._compiled)
+        training = begun_before(setup.training, part)
+        most = self._trainer.parallel_clients
+        read = starts.before_evaluation(server, state_there, most)
+        return replace(setup, training=training), server, read
 
     def __enter__(self) -> SingleProcess:
         return self

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkeel import tree
-from fedkeel.method.context import Arrival, Round
+from fedkeel.method.context import Round, Step
 from fedkeel.method.part import Capability, Traits, param
 from fedkeel.method.parts.fedper import head_or
-from fedkeel.method.roles import Carry, ClientState, LocalStart
+from fedkeel.method.roles import Carry, ClientState, SteppedStart
+from fedkeel.task.parameter_names import ParameterLayout
 from fedkeel.tree import State, Tree, leaf, leaves
 
 
 @dataclass(frozen=True)
-class FedALA(LocalStart, Carry, ClientState):
+class FedALA(SteppedStart, Carry, ClientState):
     r"""Begins at a mixture of the client's last model and the received one, entry by entry.
 
     .. math::
@@ -68,32 +69,31 @@ class FedALA(LocalStart, Carry, ClientState):
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
     traits: ClassVar[Traits] = Traits(is_personal_model=True)
 
-    def local_start(self, received: Tree, arrival: Arrival) -> Tree:
-        """Return the mixture after the steps of W, and note W."""
-        step, state = arrival.all_examples_step(), arrival.client_state
-        # the call above says that clients begin one at a time, so that numbers can be looked at
-        rounds = int(leaf(state, "rounds"))
-        if rounds == 0:
-            return received
-        last, weights = leaves(state, "end"), leaves(state, "W")
-        adapted = head_or(self.adapt, step.network.layout, self.name)
+    def start_steps(self, client_state: State, batches: int) -> int:
+        """Return the steps of W in all passes of a round; none in a client's first one."""
+        rounds = int(leaf(client_state, "rounds"))
+        passes = self.first if rounds == 1 else self.passes
+        return batches * passes if rounds else 0
+
+    def init_start(self, received: Tree, client_state: State, layout: ParameterLayout) -> State:
+        """Return W of the adapted layers, and by how much the received model differs there."""
+        last, adapted = leaves(client_state, "end"), head_or(self.adapt, layout, self.name)
         change = {k: v - last[k] for k, v in received.items() if k in adapted}
-        mixing = tree.pick(weights, change)
+        return {"W": tree.pick(leaves(client_state, "W"), change), "change": change}
 
-        def mixture() -> Tree:
-            back = tree.map(lambda w, c: (1.0 - w) * c, mixing, change)
-            return {k: v - back[k] if k in back else v for k, v in received.items()}
+    def start_step(self, state: State, received: Tree, step: Step) -> State:
+        """Return W after a step along the gradient at the mixture."""
+        change = leaves(state, "change")
+        grads = step.task_grad(_mixture(state, received), step.batch, change.keys())
+        mixing = tree.map(
+            lambda w, g, c: (w - self.lr * g * c).clamp(0.0, 1.0), leaves(state, "W"), grads, change
+        )
+        return {**state, "W": mixing}
 
-        size = arrival.local.examples_per_step
-        count = 1 if size == "all" else -(-len(step.batch) // size)
-        for number in range(count * (self.first if rounds == 1 else self.passes)):
-            batch = step.batch.part(slice(number % count, None, count))
-            grads = step.task_grad(mixture(), batch, change.keys())
-            mixing = tree.map(
-                lambda w, g, c: (w - self.lr * g * c).clamp(0.0, 1.0), mixing, grads, change
-            )
-        arrival.noted["W"] = {**weights, **mixing}
-        return mixture()
+    def end_start(self, state: State, received: Tree, client_state: State) -> tuple[Tree, State]:
+        """Return the mixture, and W of all layers."""
+        weights = {**leaves(client_state, "W"), **leaves(state, "W")}
+        return _mixture(state, received), {"W": weights}
 
     def init_carry(self, start: Tree, client_state: State) -> State:
         """Return W, as the start of the round has left it."""
@@ -113,3 +113,9 @@ class FedALA(LocalStart, Carry, ClientState):
         """Return the local model, W and the number of rounds."""
         rounds = leaf(round.client_state, "rounds") + 1.0
         return {"end": dict(round.end), "W": round.carry["W"], "rounds": rounds}
+
+
+def _mixture(state: State, received: Tree) -> Tree:
+    """Return the mixture of a client's last model and the received one."""
+    back = tree.map(lambda w, c: (1.0 - w) * c, leaves(state, "W"), leaves(state, "change"))
+    return {k: v - back[k] if k in back else v for k, v in received.items()}
