@@ -338,3 +338,21 @@ def test_seconds_of_a_run_are_its_share() -> None:
         for row in result.rows[1:]:
             assert (row.processor_seconds or 0) > 0
             assert sum(row.seconds.values()) < 60
+
+
+def wide() -> nn.Module:
+    layers = nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, CLASSES)
+    return nn.Sequential(*layers)
+
+
+@each("method", ["fedreg", "fedsam", "clip(norm=0.1)"])
+def test_inner_products_do_not_depend_on_who_is_beside_a_run(method: str) -> None:
+    """Those of long vectors did, where one client was left in a group: a library adds up otherwise."""
+    local = fk.Local(lr=0.1, epochs=2, batch_size=6)  # one client makes the most steps
+    more: dict[str, Any] = {"dtype": "float32", "model": wide, "local": local}
+    of = {seed: ready(method, seed, **more) for seed in range(4)}
+    choice = replace(CHOICE, dtype="float32")
+    three, two = made([of[0], of[1], of[2]], choice), made([of[3], of[2]], choice)
+    (single,) = made([of[2]], choice)
+    assert same_bits(three[2], single)
+    assert same_bits(two[1], single)

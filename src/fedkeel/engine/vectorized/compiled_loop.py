@@ -7,13 +7,15 @@ short and alike, a whole round is compiled as one function.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from fedkeel.base.values import Values
 from fedkeel.config import Precision
@@ -51,6 +53,26 @@ class HasModelOfItsOwn(CannotCompile):
 
     def __init__(self) -> None:
         super().__init__("each client receives a model of its own")
+
+
+class InnerProductsAsSums(TorchFunctionMode):
+    """Takes inner products of vectors as sums of products.
+
+    Those of a processor's library are added up in another order where more clients are side by side,
+    or lie elsewhere in memory. So the bits of a run would depend on who trains beside it.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401 - torch's own signature
+        types: Any,  # noqa: ANN401
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call a function of torch."""
+        if func in (torch.dot, Tensor.dot) and len(args) == 2:
+            return (args[0] * args[1]).sum()
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -122,8 +144,9 @@ class ReceivedInputs:
         of_all = torch.func.vmap(function, in_dims=axes, randomness="different")
 
         def side_by_side(*states: State) -> State:
+            inner = InnerProductsAsSums() if self.by_client else nullcontext()
             # attention as products, which have a batch of clients; the fused ones do not
-            with sdpa_kernel(SDPBackend.MATH):
+            with sdpa_kernel(SDPBackend.MATH), inner:
                 result: State = of_all(*states)
             return result
 
