@@ -347,7 +347,7 @@ def wide() -> nn.Module:
 
 @each("method", ["fedreg", "fedsam", "clip(norm=0.1)"])
 def test_inner_products_do_not_depend_on_who_is_beside_a_run(method: str) -> None:
-    """Those of long vectors did, where one client was left in a group: a library adds up otherwise."""
+    """Those of long vectors did, where one client was left in a group."""
     local = fk.Local(lr=0.1, epochs=2, batch_size=6)  # one client makes the most steps
     more: dict[str, Any] = {"dtype": "float32", "model": wide, "local": local}
     of = {seed: ready(method, seed, **more) for seed in range(4)}

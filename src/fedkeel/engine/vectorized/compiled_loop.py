@@ -58,8 +58,8 @@ class HasModelOfItsOwn(CannotCompile):
 class InnerProductsAsSums(TorchFunctionMode):
     """Takes inner products of vectors as sums of products.
 
-    Those of a processor's library are added up in another order where more clients are side by side,
-    or lie elsewhere in memory. So the bits of a run would depend on who trains beside it.
+    A processor's library adds up those of one client in another order than those of several, so the
+    bits of a run would depend on who trains beside it.
     """
 
     def __torch_function__(
