@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Any, TypeVar
 
 from pydantic import create_model
@@ -25,6 +26,6 @@ def with_tables(base: type[_S], name: str, module: str) -> type[_S]:
         values = kind.settings_class
         tables[kind.table] = (values if kind.default else values | None, kind.default)
     made = create_model(name, __base__=base, __module__=module, **tables)
-    lines = [f"        {table}: {kind.meaning}\n" for table, kind in declared_tables().items()]
-    made.__doc__ = f"{(base.__doc__ or '').rstrip()}\n{''.join(lines)}    "
+    lines = [f"    {table}: {kind.meaning}" for table, kind in declared_tables().items()]
+    made.__doc__ = "\n".join([cleandoc(base.__doc__ or ""), *lines])  # indented before Python 3.13
     return made

@@ -210,7 +210,7 @@ def test_a_source_is_asked_for_where_a_paper_is_cited_or_the_word_is_misspelt() 
         paper: ClassVar[str] = "li2020fedprox"
 
     class Misspelt(Private):
-        __doc__ = (Private.__doc__ or "").replace("    Sent:", "    Sorce: me.\n    Sent:")
+        __doc__ = inspect.cleandoc(Private.__doc__ or "").replace("Sent:", "Sorce: me.\nSent:")
 
     class Ours(Private):
         __doc__ = Private.__doc__
