@@ -262,6 +262,7 @@ def test_dropout_is_tried_with_the_same_masks() -> None:
 # ---- all methods --------------------------------------------------------------------------------
 
 APART = {
+    "ifca.spread",  # whose clients begin one by one
     "fedlc.tau",
     "fedmlb.lambda1",
     "fedspeed.alpha",
