@@ -34,6 +34,7 @@ def describe(plan: Plan) -> str:
         *_line("receive", [_model(plan), *_names(plan.broadcasts)]),
         *_line("take for the received model that of", _name(plan.receiver)),
         *_line("begin at the model of", _name(plan.local_start)),
+        *_line("train on public inputs by", _name(plan.public_training)),
         *_line("prepare", _names(plan.preparations)),
         *_line("phases by", _name(plan.phases)),
         *_line("step: second model of", _name(plan.local_model)),

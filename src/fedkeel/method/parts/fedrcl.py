@@ -32,7 +32,7 @@ class FedRCL(LossTerm):
     for each example i of a batch, where s_ij is the cosine of the features of i and j at level l,
     and P_i are the other examples of its class.
 
-    Source: seo2024fedrcl, the relaxed contrastive loss, at several levels.
+    Source: seo2024fedrcl, the sections on the relaxed contrastive loss and on its levels.
 
     Args:
         mu: weight of the term, >= 0. 1 in the public code.

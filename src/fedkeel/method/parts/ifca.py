@@ -42,9 +42,9 @@ class IFCA(ReceivedModel, Carry, Upload, Broadcast, ServerOptimiser):
 
     Args:
         clusters: number of models, >= 1.
-        spread: how far apart the models begin, >= 0. Model j begins at :math:`\theta^0 + s
-            (\pi_j\theta^0 - \theta^0)`, where :math:`\pi_j` shuffles the entries of each tensor: at
-            1 they are as good as drawn anew, and at 0 they are equal. Take less for a model that
+        spread: s, how far apart the models begin, >= 0. Model j begins at theta + s (theta_j -
+            theta), where theta_j has the entries of each tensor of theta in another order: at 1 the
+            models are as good as drawn anew, and at 0 they are equal. Take less for a model that
             is trained already.
     Sent: all models to each client; which one it has chosen, as 0 and 1 for each model, back.
     State: all models but the first one, which is the global model, at the server.
