@@ -109,6 +109,19 @@ def test_parquet_with_categories_and_clients(tmp_path):
         assert half.y.tolist() == half.client.tolist()
 
 
+@pytest.mark.parametrize("column", ["one", "two", "three"])
+def test_a_category_that_is_not_known_is_found_in_every_column(tmp_path, column):
+    rows = [{"one": "a", "two": "b", "three": "c"}, {"one": "d", "two": "e", "three": "f"}]
+    odd = [rows[0], rows[1] | {column: "odd"}]
+    for name, table in {"train": rows * 2, "test": odd}.items():
+        lines = [",".join([*row.values(), str(i % 2)]) for i, row in enumerate(table)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["one,two,three,label", *lines]))
+    files = {"source": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv")}
+    data = Data(**files, categories=["one", "two", "three"])
+    with pytest.raises(DataError, match=f"column '{column}' holds a category that is not known"):
+        load(data, 0)
+
+
 def test_clients_with_test_examples_only_come_last(tmp_path):
     (tmp_path / "a.csv").write_text("x,label,who\n1,0,m\n2,1,z\n3,0,m\n")
     (tmp_path / "b.csv").write_text("who,x,label\na,1,0\nz,2,1\n")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -672,6 +675,25 @@ def test_jobs_that_were_interrupted_before_any_run_was_finished(
     monkeypatch.setattr(module, "run_all", lambda requests, *more: [None for _ in requests])
     with pytest.raises(KeyboardInterrupt):
         compare(settings(), ingredients(), ["fedavg"], 2, tmp_path / "c", jobs=2)
+
+
+def test_jobs_that_were_interrupted_show_all_that_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(requests: Iterable[Any], *more: Any) -> list[Any]:
+        """Make all runs but the last, and press Ctrl-C."""
+        *first, last = run_all(requests, *more)
+        shutil.rmtree(last.folder)
+        os.kill(os.getpid(), signal.SIGINT)
+        return [*first, None]
+
+    run_all = module.run_all
+    monkeypatch.setattr(module, "run_all", interrupted)
+    made = compare(settings(), ingredients(), ["fedavg", "scaffold"], 2, tmp_path / "c", jobs=2)
+    assert not made.complete
+    shown = [(result.record.method, result.record.seed) for result in made.results]
+    assert shown == [("fedavg", 0), ("fedavg", 1), ("scaffold", 0)]
+    assert len(runs_of(tmp_path / "c")) == 3
 
 
 def test_several_jobs_need_a_folder_and_no_callbacks(tmp_path: Path) -> None:

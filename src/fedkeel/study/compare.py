@@ -249,8 +249,9 @@ class _Runs:
         wanted = {settings.method for settings in runs}
         for method in filter(wanted.__contains__, self._form_of):  # as they were given
             self._folders[method], self._results[method] = [], []
+        is_read = jobs > 1 and self._out is not None
         with interrupts(self._display.stopping) as stop:
-            if jobs > 1 and self._out is not None:
+            if is_read and self._out is not None:
                 requests = (self._request(settings, self._out) for settings in runs)
                 outcomes = run_all(requests, jobs, self._display, can_be_scored)
                 for outcome in filter(None, outcomes):
@@ -263,7 +264,8 @@ class _Runs:
             groups = list(_of_one_form(runs, self._form_of, size))
             for group in groups:
                 made = self._make_group(group)
-                if not all(made) or (stop.is_set() and group is not groups[-1]):
+                is_last = group is groups[-1] or is_read  # what is finished is read to the end
+                if not all(made) or (stop.is_set() and not is_last):
                     self._complete = False
                     break
         for results in self._results.values():

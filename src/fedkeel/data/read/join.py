@@ -160,7 +160,7 @@ def with_categories(
     for column, categories in raw.categories.items():
         place, known = raw.columns.index(column), names[column]
         numbers = [known.index(name) if name in known else math.nan for name in categories]
-        old = x[:, place]
+        old = raw.x[:, place]
         new = torch.tensor([*numbers, math.nan], dtype=x.dtype)[
             old.nan_to_num(len(categories)).to(torch.int64)
         ]
