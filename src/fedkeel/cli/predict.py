@@ -37,12 +37,16 @@ def predict(
     The data need no labels. A table keeps its columns that are not inputs, such as an identifier;
     behind them come the prediction and the probability of each class.
     """
+    from fedkeel.records.client_models import model_told
     from fedkeel.records.files import write_text
     from fedkeel.task.predict.trained_model import load
 
     whose = None if _is_for_scale(run, client) else client
-    predictions = load(run, which=which, client=whose, trust=trust).predict(data, client=client)
+    model = load(run, which=which, client=whose, trust=trust)
+    predictions = model.predict(data, client=client)
     table = predictions.table()
+    if told := model_told(model.record, whose):
+        say(stderr(), f"model   {told}")
     for warning in predictions.warnings:
         say(stderr(), f"warning: {warning}")
     if as_json:
@@ -85,9 +89,12 @@ def export(
 
     It standardises its inputs itself; the names of columns and labels stand in the file.
     """
+    from fedkeel.records.client_models import model_told
     from fedkeel.task.predict.trained_model import load
 
     model = load(run, which=which, client=client, trust=trust)
     with writing(f"{file} cannot be written.", ANOTHER):
         model.export(file)
+    if told := model_told(model.record, client):
+        say(stderr(), f"model   {told}")
     say(stderr(), f"wrote {file}")

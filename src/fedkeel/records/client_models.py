@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from fedkeel.errors import RunError, did_you_mean
+from fedkeel.errors import RunError, counted, did_you_mean
 from fedkeel.records.baselines import LOCAL
 from fedkeel.records.run_record import RunRecord
 
@@ -99,6 +99,24 @@ def has_client_models(record: RunRecord) -> bool:
     return any(name.startswith(f"{CLIENT_MODELS}/") for name in record.digests)
 
 
+def kept_clients(record: RunRecord) -> list[str]:
+    """Return the names of the clients whose own models a run has left, in their order."""
+    names = client_names(record)
+    files = client_files(names)
+    return [name for name, file in zip(names, files, strict=True) if file in record.digests]
+
+
+def model_told(record: RunRecord, client: str | None) -> str:
+    """Return in words which model of a run is taken, "" where there is only one."""
+    if client is not None:
+        return f"that of client {client!r}"
+    if not (kept := kept_clients(record)):
+        return ""
+    have = "has a model of its own" if len(kept) == 1 else "have models of their own"
+    count = counted(len(kept), "client")
+    return f"the global one; {count} {have}: --client NAME, such as {kept[0]!r}"
+
+
 def has_single_model(record: RunRecord) -> bool:
     """Return whether the server's model of a run has all that was trained."""
     if record.client_parameters is None:  # a run of an earlier version
@@ -108,9 +126,7 @@ def has_single_model(record: RunRecord) -> bool:
 
 def no_single_model(record: RunRecord) -> RunError:
     """Return the error of one who asks for the single model of a run that has none."""
-    names, files = client_names(record), client_files(client_names(record))
-    kept = [name for name, file in zip(names, files, strict=True) if file in record.digests]
-    if kept:
+    if kept := kept_clients(record):
         do = (
             f"take a client's: result.client_model({kept[0]!r}), fedkeel.load(RUN, "
             f"client={kept[0]!r}), or --client {kept[0]!r} of fedkeel predict and fedkeel export"

@@ -179,7 +179,38 @@ def test_the_commands_take_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         answers = [row["prediction"] for row in csv.DictReader(done.out.splitlines())]
         right = np.mean([a == row["kind"] for a, row in zip(answers, mine, strict=True)])
         assert right > 0.9
+        assert done.err == f"model   that of client {name!r}\n"
         assert call("export", "run", f"{name}.pt2", "--client", name).code == 0
     refused = call("predict", "run", "new.csv")
     assert refused.code != 0
     assert "--client 'north'" in refused.err
+
+
+def test_the_commands_say_which_model_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{i % 4},{RANDOM.normal():.3f},{('up', 'down')[i // 4 % 2]}" for i in range(80)]
+    Path("data.csv").write_text("\n".join(["site,a,kind", *lines]), encoding="utf-8")
+    Path("run.toml").write_text(
+        'method = "ditto"\nrounds = 1\n[data]\nsource = "data.csv"\nlabel = "kind"\n'
+        'client = "site"\n[partition]\nkind = "client"\n[model]\nname = "mlp"\n'
+        "args = { hidden = [2] }\n[local]\nlr = 0.1\nepochs = 1\n"
+        '[engine]\nkind = "sequential"\n'
+    )
+    assert call("run", "run.toml", "--out", "run").code == 0
+    others = "the global one; 4 clients have models of their own: --client NAME, such as '0'"
+    assert call("predict", "run", "data.csv").err == f"model   {others}\n"
+    assert f"model   {others}\n" in call("export", "run", "model.pt2").err
+    own = call("predict", "run", "data.csv", "--client", "2").err
+    assert own.startswith("model   that of client '2'\nwarning: data.csv: ")
+    assert " of 80 rows are of another client than '2', as the column 'site' says: " in own
+    rows = [lines[i] for i in range(2, 80, 4)]
+    Path("mine.csv").write_text("\n".join(["site,a,kind", *rows, ",0.1,up"]), encoding="utf-8")
+    mine = call("predict", "run", "mine.csv", "--client", "2").err
+    assert mine == "model   that of client '2'\n"
+    model = fk.load("run", client="1")
+    assert "20 of 21 rows" in model.predict("mine.csv").warnings[0]
+    assert fk.load("run").predict("data.csv").warnings == ()
+    assert call("run", "run.toml", "--out", "shared", "-s", "method=fedavg").code == 0
+    assert call("predict", "shared", "data.csv").err == ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -85,6 +86,10 @@ class TrainedModel:
                 and no column says so.
             name: what to call the examples in messages.
 
+        Returns:
+            The answers. Where the model or `client` is one client's and the column of clients names
+            others, their ``warnings`` say so.
+
         Raises:
             DataError: examples cannot be read, or do not fit what the model was trained on: a
                 column is missing, a category is not known, a value is of another kind.
@@ -109,7 +114,25 @@ class TrainedModel:
         scores = torch.cat(parts).clone()
         task = self.record.task
         values, shares = answer(scores, task.like or task.loss, self.record.data.classes)
-        return Predictions(values, shares, scores, self.label_names, inputs.others, inputs.warnings)
+        others = inputs.others
+        warnings = (*inputs.warnings, *self._warnings(others, name, client or self.client))
+        return Predictions(values, shares, scores, self.label_names, others, warnings)
+
+    def _warnings(
+        self, others: Mapping[str, list[str]], name: str, client: str | None
+    ) -> Iterator[str]:
+        """Yield a warning where the column of clients names others than the one that is taken."""
+        column = self.preparation.client_column
+        if client is None or column not in others or self.record.partition.kind != "client":
+            return
+        own = client, client.rpartition("/")[2]  # of joined sources it is SOURCE/CLIENT
+        named = Counter(value for value in others[column] if value and value not in own)
+        if not named:
+            return
+        yield (
+            f"{name}: {named.total():,} of {len(others[column]):,} rows are of another client than "
+            f"{client!r}, as the column {column!r} says: {_counts(named)}"
+        )
 
     def export(self, path: str | Path) -> Path:
         """Write the model for programs without fedkeel; see `fedkeel.task.predict.export`.
@@ -290,6 +313,12 @@ def _outputs(record: RunRecord, state: dict[str, Tensor], head: str | None) -> i
         return record.data.classes
     weight = state.get(f"{head}.weight")
     return 1 if weight is None else len(weight)
+
+
+def _counts(named: Counter[str]) -> str:
+    """Return the three most frequent values with their numbers."""
+    more = ", ..." if len(named) > 3 else ""
+    return ", ".join(f"{value} ({count:,})" for value, count in named.most_common(3)) + more
 
 
 def metadata(model: TrainedModel) -> dict[str, str]:
