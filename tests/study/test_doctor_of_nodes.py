@@ -16,7 +16,7 @@ from commands import call
 from fedkeel.config import to_toml
 from fedkeel.data.read.scaling import Moments
 from fedkeel.flower.server.statistics import collect, read_kinds
-from fedkeel.records.node_statistics import FILE
+from fedkeel.records.node_statistics import FILE, NodeStatistics
 from fedkeel.report.doctor_page import render_doctor_page
 from fedkeel.report.doctor_text import terminal_page
 from fedkeel.study.doctor.heterogeneity import label_skew, moment_skew, size_skew
@@ -68,6 +68,30 @@ def test_of_secure_sums_only_sizes_are_known(tmp_path: Path) -> None:
     assert record.histogram == ()
 
 
+def test_a_federation_is_asked_for_the_kinds_that_were_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tables(tmp_path)
+    made, file = experiment(), tmp_path / "sites.toml"
+    file.write_text(to_toml(made))
+    policy = '[statistics]\nkinds = ["labels", "missing", "categories", "quantiles"]\n'
+
+    def asked(_: object, out: Path, name: str, kinds: str) -> NodeStatistics:
+        assert name == "here"
+        return collect(grid_of(tmp_path, made, policy), made, read_kinds(kinds))
+
+    monkeypatch.setattr("fedkeel.flower.local.statistics.of_federation", asked)
+    words = ["doctor", file, "--federation", "here", "--out", tmp_path / "out", "--json"]
+    refused = call(*words)
+    assert refused.code == 2
+    assert "got moments; allowed labels, missing, categories, quantiles: [0, 1, 2]" in refused.err
+    done = call(*words, "--kinds", "quantiles,labels")
+    assert done.code == 0, done.err
+    levels = {finding["key"]: finding["level"] for finding in done.json["findings"]}
+    assert levels["labels"] != "unknown"
+    assert levels["inputs"] == "unknown"
+
+
 def test_sites_whose_means_are_far_apart_stand_out(tmp_path: Path) -> None:
     write_tables(tmp_path)
     made = experiment()
@@ -116,6 +140,8 @@ def test_mistakes_of_the_command(tmp_path: Path) -> None:
         ([*words, *data], "A site answers only as far as its policy consents"),
         ([*words, *data, "--kinds", "labels,names"], "There are no such statistics"),
         (["doctor", file], "--statistics FILE, judges the statistics"),
+        (["doctor", file, "--kinds", "labels"], "--kinds goes with --federation"),
+        (["doctor", file, "--federation", "here", "--kinds", "names"], "no such statistics"),
     )
     for case, reason in cases:
         done = call(*case)

@@ -22,6 +22,9 @@ from fedkeel.cli.common import (
 from fedkeel.cli.environment import ENVIRONMENT
 from fedkeel.errors import ConfigError
 
+KINDS = "labels,moments"
+"""Statistics that sites are asked for where nothing else is said: what findings rest on."""
+
 
 @takes_experiment
 def doctor(
@@ -36,6 +39,9 @@ def doctor(
     ),
     federation: str = typer.Option(
         None, "--federation", help="Ask a federation that is up for them, by its name for flwr run."
+    ),
+    kinds: str = typer.Option(
+        None, "--kinds", help="Statistics to ask a federation for; labels,moments else."
     ),
     out: Path = typer.Option(None, "--out", help="Folder of the runs; runs/NAME-doctor else."),
     as_json: bool = JSON,
@@ -57,8 +63,14 @@ def doctor(
 
     experiment = read_experiment(source)
     chosen = None if methods is None else split_expressions(methods)
+    if kinds is not None and federation is None:
+        raise ConfigError(
+            "--kinds goes with --federation.",
+            got=f"--kinds {kinds}",
+            why="it says which statistics the sites of a federation are asked for",
+        )
     if statistics is not None or federation is not None:
-        _judge_sites(experiment, statistics, federation, out, as_json)
+        _judge_sites(experiment, statistics, federation, kinds or KINDS, out, as_json)
         return
     if experiment.data.source == "nodes":
         raise ConfigError(
@@ -95,6 +107,7 @@ def _judge_sites(
     experiment: Any,  # noqa: ANN401 - the settings are not imported before a command runs
     statistics: Path | None,
     federation: str | None,
+    kinds: str,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -113,8 +126,9 @@ def _judge_sites(
         found = NodeStatistics.read(statistics)
     elif federation is not None and statistics is None:
         from fedkeel.flower.local.statistics import of_federation
+        from fedkeel.flower.server.statistics import read_kinds
 
-        found = of_federation(experiment, out, federation, "labels,moments")
+        found = of_federation(experiment, out, federation, ",".join(read_kinds(kinds)))
     else:
         raise ConfigError("Give --statistics or --federation, and not both.")
     record = judge_statistics(experiment, found)

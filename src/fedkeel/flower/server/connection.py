@@ -252,7 +252,7 @@ class NodeConnection:
 def _reply(node: int, message: Message) -> NodeReply:
     if message.has_error():
         reason = f"{message.error.reason or f'error {message.error.code}'}".splitlines()[0]
-        return NodeReply(node, None, f"no reply: {reason:.120}")
+        return NodeReply(node, None, f"no reply: {reason:.200}")
     if message.metadata.src_node_id != node:
         return NodeReply(node, None, "the reply came from another node")
     return NodeReply(node, message.content)
