@@ -63,7 +63,7 @@ def audit(
         from fedkeel.cli.progress import shown_progress
         from fedkeel.records.audit import write_audit
         from fedkeel.report.audit_page import write_audit_page
-        from fedkeel.report.audit_text import terminal_page
+        from fedkeel.report.audit_text import headline, terminal_page
         from fedkeel.runner.ingredients import gather
         from fedkeel.study.audit.examine import examine
 
@@ -73,5 +73,6 @@ def audit(
         record = examine(experiment, ingredients, wanted, out, display)
     write_audit(record, out)
     page = page_written(lambda: write_audit_page(record, out / "audit.html"))
-    show(as_json, record.to_json(), terminal_page(record))
+    values = {"headline": headline(record), **record.to_json()}
+    show(as_json, values, terminal_page(record))
     say(stderr(), f"page    {page}")

@@ -15,6 +15,9 @@ from fedkeel.records.files import finite_values, write_text
 AUDIT = "audit.json"
 """File in the folder of an audit with all that was found."""
 
+RECOVERED = 20.0
+"""PSNR in dB from which an example counts as recovered; one can then recognise most pictures."""
+
 
 @dataclass(frozen=True)
 class Picture:

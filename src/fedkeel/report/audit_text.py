@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.records.audit import AttackResult, AuditRecord
+from fedkeel.records.audit import RECOVERED, AttackResult, AuditRecord
 
 VIEWS = {
     "client": "the update of a single client, as a curious server without secure aggregation",
@@ -52,7 +52,7 @@ def headline(record: AuditRecord) -> str:
         parts.append(
             f"`{best}` recovered {100 * known[best]:.0f} % of the inputs"
             if known[best] > 0
-            else "No input was recovered"
+            else _best_below(record)
         )
     right = record.mean("labels", "labels_right")
     if right is not None:
@@ -65,6 +65,21 @@ def headline(record: AuditRecord) -> str:
         parts.append(f"who was trained on {how} (AUC {aucs[best]:.2f} by `{best}`)")
     text = "; ".join(parts) if parts else "No attack applies"
     return f"{text}. That an attack fails does not show that the data are safe."
+
+
+def _best_below(record: AuditRecord) -> str:
+    """Return how near the best reconstruction came, where none counts as recovered.
+
+    A person may recognise a picture below the bound, so it does not say that nothing was seen.
+    """
+    tried = [result for attack in INVERSIONS for result in record.of(attack)]
+    known = [(best, r) for r in tried if (best := r.numbers.get("psnr_best")) is not None]
+    if not known:
+        return "No input was recovered"
+    best, result = max(known, key=lambda pair: pair[0])
+    look = " (look at it: some can be recognised below that)" if result.pictures else ""
+    bound = f"No reconstruction reached {RECOVERED:g} dB"
+    return f"{bound}; the best, by `{result.attack}`, has {best:.1f}{look}"
 
 
 def terminal_page(record: AuditRecord) -> RenderableType:

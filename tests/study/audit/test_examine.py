@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.config import build
 from fedkeel.errors import ConfigError, RunError
-from fedkeel.records.audit import AuditRecord
+from fedkeel.records.audit import AttackResult, AuditRecord, Picture, read_audit
 from fedkeel.report.audit_page import render_audit_page
 from fedkeel.report.audit_text import headline
 from fedkeel.study.audit import examine as module
@@ -59,6 +60,21 @@ def test_all_attacks_answer_and_are_not_made_again(
     assert page.count("<img") == 2 * sum(len(r.pictures) for r in record.results) > 0
     assert "<script" not in page
     assert "`linear` recovered 100 % of the inputs" in headline(record)
+
+
+def test_a_reconstruction_just_below_the_bound_is_named() -> None:
+    """A person recognises many digits at 19 dB, so "nothing was recovered" would be too much."""
+    numbers = {"recovered": 0.0, "psnr_best": 18.94}
+    picture = Picture("data:,", "data:,", 18.94)
+    made = AttackResult("cosine", "inputs", "", "", "", "", numbers, (picture,))
+    worse = AttackResult("dlg", "inputs", "", "", "", "", {**numbers, "psnr_best": 7.0})
+    nothing = AttackResult("linear", "inputs", "", "", "", "", {**numbers, "psnr_best": None})
+    record = AuditRecord("a", "fedavg", 0, "client", 1, 1, 1, results=(nothing, worse, made))
+    expected = "No reconstruction reached 20 dB; the best, by `cosine`, has 18.9 (look at it"
+    assert headline(record).startswith(expected)
+    assert "has 18.9 (look at it: some can be recognised below that)" in render_audit_page(record)
+    assert "look" not in headline(replace(record, results=(worse,)))
+    assert headline(replace(record, results=(nothing,))).startswith("No input was recovered")
 
 
 def test_what_is_seen_is_one_client_a_sum_or_the_models(digits: Arrays) -> None:
@@ -138,6 +154,8 @@ def test_the_command_writes_page_and_numbers(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     values = json.loads((out / "audit.json").read_text())
-    assert json.loads(result.stdout) == values
+    found = json.loads(result.stdout)
+    assert found.pop("headline") == headline(read_audit(out))
+    assert found == values
     assert [r["attack"] for r in values["results"]] == ["linear", "labels"]
     assert (out / "audit.html").stat().st_size > 1000

@@ -262,10 +262,14 @@ def _reconstructed(
     if compared.mean_psnr is None or guessed.mean_psnr is None:
         says = "No input is given away."
     else:
+        reached = (
+            f"{100 * share:.0f} % of the examples recovered ({RECOVERED:g} dB or more)"
+            if share
+            else f"none reached {RECOVERED:g} dB; the best has {max(compared.psnr):.1f}"
+        )
         says = (
             f"PSNR {compared.mean_psnr:.1f} dB, where other examples have "
-            f"{guessed.mean_psnr:.1f}; {100 * share:.0f} % of the examples recovered "
-            f"({RECOVERED:g} dB or more)."
+            f"{guessed.mean_psnr:.1f}; {reached}."
         )
     pictures = pictures_of(inputs, case.originals, compared, case.units)
     return AttackResult(
