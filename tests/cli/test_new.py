@@ -66,6 +66,7 @@ def test_labels_of_hospitals(patients: Path) -> None:
         "drop": ["patient_id", "note", "visit"],
         "normalize": "standardize",
         "missing": "indicator",
+        "test_fraction": 0.2,
         "categories": {"sex": ["f", "m"]},
     }
     held = {"kind": "client", "holdout": 0.25, "stratify": True}
@@ -76,6 +77,16 @@ def test_labels_of_hospitals(patients: Path) -> None:
     assert "2 classes: healthy, ill" in done.out
     assert "patient_id: another whole number in each row" in done.out
     assert "dose has gaps" in done.out
+    notes = dict(
+        line.split(maxsplit=1) for line in done.out.replace("held out", "held").splitlines()
+    )
+    assert notes["trained"] == "72 examples (60%) are trained on"
+    assert notes["held"] == (
+        "24 examples (20%), 25% of each client's examples that the test set leaves "
+        "(partition.holdout); models are judged on them"
+    )
+    of_test = "24 examples (20%) of all clients together (data.test_fraction)"
+    assert f"test set  {of_test}\n" in done.out
     assert "fedkeel run heart.toml" in done.err
     assert "fedkeel compare heart.toml" in done.err
     result = call("run", "heart.toml", "--json", "-q", "-s", "rounds=3")
@@ -158,7 +169,11 @@ def test_a_known_set_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert call("new", "2nd-try", "--data", "digits").code == 0
     assert settings("2nd-try")["partition"]["kind"] == "dirichlet"
     assert settings("2nd-try")["model"]["name"] == "_2nd_try_model:Net"
+    assert settings("2nd-try")["data"]["test_fraction"] == 0.2
     assert call("check", "2nd-try.toml").code == 0
+    none = call("check", "2nd-try.toml", "-s", "data.test_fraction=0")
+    assert none.code == 2
+    assert "  do   write a small share, such as 0.05: each run has a common test set." in none.err
     for words in (("--client", "ward"), ("--drop", "ward")):
         done = call("new", "third", "--data", "digits", *words)
         assert (done.code, "'ward'" in done.err) == (2, True)

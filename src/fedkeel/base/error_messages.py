@@ -100,7 +100,7 @@ def _remedy(errors: Sequence[ErrorDetails]) -> str | None:
     """Return what to write in place of a text, None where nothing is close.
 
     This is the number or truth value that the text has, or the nearest of the words that it may be;
-    of a share the number below 1; and of less than one epoch the steps.
+    of a share the number below 1; of no test set a small one; and of less than one epoch the steps.
     """
     for error in errors:
         kind, text = error["type"], error["input"]
@@ -124,6 +124,11 @@ def _remedy_for_number(error: ErrorDetails) -> str | None:
     is_share = 1 in (limits.get("le"), limits.get("lt"))
     if is_share and 1 < value <= 100:
         return f"write {value / 100:g} for {value:g} %: shares are numbers up to 1"
+    if error["loc"][-1] == "test_fraction" and value == 0:
+        return (
+            "write a small share, such as 0.05: each run has a common test set. To judge models on "
+            "the clients' own examples, set evaluation.model = 'personal' and partition.holdout"
+        )
     if error["type"] != "int_type":
         return None
     if error["loc"][-1] == "epochs" and 0 < value < 1:

@@ -16,6 +16,9 @@ from fedkeel.base.values import only_tensor
 from fedkeel.config import Data, build, toml
 from fedkeel.config.settings import Experiment
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.federation import Federation
+from fedkeel.data.read.catalogue import SOURCES
+from fedkeel.data.read.folders import train_and_test_folders
 from fedkeel.data.read.hugging_face import load_any
 from fedkeel.data.read.survey import TableSurvey, survey_tables
 from fedkeel.data.read.tables import TABLE_SUFFIXES
@@ -31,6 +34,9 @@ _SIMULATED_CLIENTS = 10
 
 _HOLDOUT, _EXAMPLES_PER_CLIENT = 0.25, 8
 """Share of its examples that a client keeps aside, and how many it has on average for that."""
+
+_TEST_FRACTION = 0.2
+"""Share of all examples that are the common test set, where the data have none."""
 
 _SKEWED = 0.75
 """Share of the largest class from which on accuracy says little."""
@@ -99,12 +105,12 @@ def new_experiment(
     try:
         _write(files, texts)
         settings = build(Experiment, toml.parse(texts[0], str(files[0])), str(files[0]))
-        prepare(settings, ingredients(settings, train, test))
+        prepared = prepare(settings, ingredients(settings, train, test))
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)
         raise
-    return NewExperiment(*files, tuple(plan.notes()))
+    return NewExperiment(*files, tuple(plan.notes(prepared.clients, len(test))))
 
 
 def _write(files: Sequence[Path], texts: Sequence[str]) -> None:
@@ -233,6 +239,11 @@ class _Plan:
         values = dict(self.data)
         categories = values.pop("categories", {})
         lines = [f"{key} = {_toml(value)}{_comment(key)}" for key, value in values.items()]
+        if self.draws_test:
+            of_all = (
+                f"test_fraction = {_TEST_FRACTION}  # of all: the common test set, not trained on"
+            )
+            lines.append(of_all)
         text = "\n".join(["[data]", *lines])
         if not isinstance(categories, dict) or not categories:
             return text
@@ -254,6 +265,14 @@ class _Plan:
         return (
             "[partition]  # simulated: the data do not say who the clients are\n"
             f'kind = "iid"\nclients = {self.clients}'
+        )
+
+    @property
+    def draws_test(self) -> bool:
+        """Whether the test set is drawn from the data, which have none of their own."""
+        sources = self.data["source"]
+        return any(
+            _is_without_test(s) for s in ([sources] if isinstance(sources, str) else sources)
         )
 
     @property
@@ -307,8 +326,13 @@ class _Plan:
         template = QUANTITY if self.is_quantity else IMAGE if self.is_image else LABELS
         return template.replace("EXPERIMENT", self.name)
 
-    def notes(self) -> list[tuple[str, str]]:
-        """Return what was seen and decided."""
+    def notes(self, clients: Federation, tested: int) -> list[tuple[str, str]]:
+        """Return what was seen and decided.
+
+        Args:
+            clients: the clients as a run has them.
+            tested: examples in the test set.
+        """
         train, survey = self.train, self.survey
         of = counted(self.clients, "client")
         sources = self.data["source"]
@@ -321,9 +345,7 @@ class _Plan:
         if train.has_labels and self.largest_share > _SKEWED:
             target += f"; {self.largest_share:.0%} are one class, so balanced accuracy counts"
         notes.append(("target", target))
-        if self.holds_out:
-            share = f"{_HOLDOUT:.0%} of each client's examples; models are judged on them"
-            notes.append(("held out", share))
+        notes += self._shares(clients, tested)
         if survey is None:
             return notes
         kinds = [
@@ -339,6 +361,31 @@ class _Plan:
             notes.append(("gaps", text))
         notes += [("left out", f"{c.name}: {c.reason}") for c in survey.of_kind("left out")]
         return notes
+
+    def _shares(self, clients: Federation, tested: int) -> list[tuple[str, str]]:
+        """Return how many examples are trained on, held out and in the test set."""
+        trained = len(clients.rows)
+        held = 0 if clients.holdout_rows is None else len(clients.holdout_rows)
+
+        def of_all(count: int) -> str:
+            return f"{counted(count, 'example')} ({count / (trained + held + tested):.0%})"
+
+        notes = [("trained", f"{of_all(trained)} are trained on")]
+        if held:
+            rest = " that the test set leaves" * self.draws_test
+            says = f"{_HOLDOUT:.0%} of each client's examples{rest} (partition.holdout)"
+            notes.append(("held out", f"{of_all(held)}, {says}; models are judged on them"))
+        key = " (data.test_fraction)" * self.draws_test
+        says = "" if held else "; models are judged on them"
+        return [*notes, ("test set", f"{of_all(tested)} of all clients together{key}{says}")]
+
+
+def _is_without_test(source: str) -> bool:
+    """Return whether a test set is drawn from a source, as far as its name tells."""
+    if source in SOURCES:
+        return SOURCES[source].layout == "embedded"
+    path = expanded(source)
+    return path.is_file() or (path.is_dir() and train_and_test_folders(path)[1] is None)
 
 
 def _some(names: Sequence[str]) -> str:
