@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.records.audit import AttackResult
+from fedkeel.records.audit import RECOVERED, AttackResult
 from fedkeel.study.audit import linear
 from fedkeel.study.audit.case import Case
 from fedkeel.study.audit.constrained import Unprojected, find_cgc, hidden_by_cgc, multipliers
@@ -23,7 +23,7 @@ from fedkeel.study.audit.inversion import (
 )
 from fedkeel.study.audit.membership import loss_scores, matched, separation, update_scores
 from fedkeel.study.audit.pictures import pictures_of
-from fedkeel.study.audit.quality import RECOVERED, compare
+from fedkeel.study.audit.quality import compare
 from fedkeel.tree import tensors
 
 AttackFunction = Callable[[Case, Progress], AttackResult]
