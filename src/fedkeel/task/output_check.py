@@ -159,8 +159,9 @@ def _input_remedy(error: Exception, x: Values, data: Dataset) -> str:
         return "write its method forward(self, x), which returns one row of scores for each example"
     if "Long" in str(error) and tensors_of(x)[0].is_floating_point():  # what nn.Embedding asks for
         return (
-            "in Python: fk.dataset(x, y, tokens=True), fk.iid(..., tokens=True); an experiment "
-            "file has no such inputs, and forward() can begin with x.long()"
+            "in Python: fk.dataset(x, y, tokens=True), fk.from_clients(..., tokens=True), "
+            "fk.iid(..., tokens=True); an experiment file has no such inputs, and forward() can "
+            "begin with x.long()"
         )
     if "same dtype" in str(error):
         return (

@@ -91,7 +91,8 @@ class CharLSTM(nn.Module):
             raise ModelError(
                 "CharLSTM reads characters as whole numbers.",
                 got=f"inputs of type {x.dtype}",
-                do="in Python: fk.dataset(..., tokens=True), or fk.iid(..., tokens=True) and so on",
+                do="in Python: fk.dataset(..., tokens=True), fk.from_clients(..., tokens=True), or "
+                "fk.iid(..., tokens=True) and so on",
             )
         out: Tensor = self.fc(self.lstm(self.embed(x))[:, -1])
         return out
