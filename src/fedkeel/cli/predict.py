@@ -98,3 +98,5 @@ def export(
     if told := model_told(model.record, client):
         say(stderr(), f"model   {told}")
     say(stderr(), f"wrote {file}")
+    if (schema := model.preparation.schema) is not None:
+        say(stderr(), f"needs {schema.width_told}, in the order of its 'schema'")

@@ -279,6 +279,25 @@ def test_a_program_for_torch_takes_inputs_as_they_are(folder: Path, strict: Trai
         strict.export(folder / "model.h5")
 
 
+def test_rows_with_gaps_are_made_inputs_as_the_guide_says(folder: Path) -> None:
+    """By the texts in the file alone, without fedkeel."""
+    done = call("export", "standardize", "gaps.pt2")
+    assert done.code == 0, done.err
+    told = "2 columns of numbers + one column of 2 categories + one gap indicator"
+    assert f"needs 5 inputs: {told}, in the order of its 'schema'" in done.err
+    page = Path(__file__).parents[3] / "docs" / "getting-started" / "own-data.md"
+    names: dict[str, Any] = {}
+    source = page.read_text("utf-8").split("```python\ndef inputs_of", 1)[1].split("```", 1)[0]
+    exec(f"def inputs_of{source}", names)
+    about = {"fedkeel.json": ""}
+    program = torch.export.load("gaps.pt2", extra_files=about)
+    schema = json.loads(json.loads(about["fedkeel.json"])["schema"])
+    with Path("test.csv").open(encoding="utf-8") as file:
+        x = torch.tensor([names["inputs_of"](row, schema) for row in csv.DictReader(file)])
+    expected = load("standardize").predict("test.csv").scores
+    assert torch.allclose(program.module()(x), expected, atol=1e-5)
+
+
 class Ward(nn.Module):
     """Three measures, and the number of the ward, which has an embedding."""
 
@@ -424,7 +443,9 @@ def test_nothing_of_other_packages_is_printed(
         env={**os.environ, "PYTHONPATH": str(Path(fk.__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr
-    assert (done.stdout, done.stderr) == ("", f"wrote quiet.{suffix}\n")
+    needs = "needs 4 inputs: 2 columns of numbers + one column of 2 categories"
+    assert done.stdout == ""
+    assert done.stderr == f"wrote quiet.{suffix}\n{needs}, in the order of its 'schema'\n"
 
 
 @pytest.mark.slow
