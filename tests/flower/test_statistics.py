@@ -20,6 +20,8 @@ from fedkeel.features.budget.policy import PolicyError, read_policy
 from fedkeel.flower.node import count_noise
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.node.count_noise import CountNoise, deviation
+from fedkeel.flower.node.trainer_process import NodeAnswers
+from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.flower.server.statistics import SHARES_OF_VALUES, collect, read_kinds
 from fedkeel.flower.statistics_protocol import STATISTICS, TOTALS
 from fedkeel.flower.wire import WireError
@@ -246,6 +248,22 @@ def test_a_server_cannot_choose_other_columns_or_rows(tmp_path: Path) -> None:
     for kind in (STATISTICS, TOTALS):
         with pytest.raises(PolicyError, match="statistics of other data"):
             make_node(sent, values, installed, kind)
+
+
+def test_a_node_that_is_kept_on_a_device_refuses_what_a_new_one_does(tmp_path: Path) -> None:
+    """It is made for one kind of message, and then asked for others."""
+    write_tables(tmp_path)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(CONSENT)
+    values = {"partition-id": 0, "data": str(tmp_path / "0.csv"), "state": str(tmp_path)}
+    config = {**values, "policy": str(policy), "device": "cpu", "engine": "vectorized"}
+    installed, sent = experiment(), experiment(data={**DATA, "test_fraction": 0.3})
+    kept = NodeAnswers("key")
+    node = kept._make(sent, config, installed, DESCRIBE)
+    assert kept._make(sent, config, installed, DESCRIBE) is node
+    for kind in (STATISTICS, TOTALS):
+        with pytest.raises(PolicyError, match="statistics of other data"):
+            kept._make(sent, config, installed, kind)
 
 
 def test_numbers_that_no_site_can_have_are_left_out(tmp_path: Path) -> None:

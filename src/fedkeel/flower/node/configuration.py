@@ -71,10 +71,7 @@ def make_node(
     _refuse_misspelled(config)
     number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
     folder, policy = state_folder(config), site_policy(config)
-    check_sent(experiment if installed is None else installed, experiment, policy)
-    check_same_data(experiment if installed is None else installed, experiment, kind)
-    if policy is not None:
-        check_settings(policy, experiment, kind)
+    check_asked(experiment, installed, policy, kind)
     place = Hardware.read(config).place(experiment.engine, policy)
     check_nodes(experiment)  # which may import the method, so after what the server has sent
     signing = read_signing(_file(config, "key"), _file(config, "peers"))
@@ -91,6 +88,28 @@ def make_node(
     if has_own_data:
         own_data = OwnData(experiment.data, partial(_as_it_is, experiment, data, number))
     return Node(prepared, clients, folder, name, guard, signing, place, own_data)
+
+
+def check_asked(
+    experiment: Experiment, installed: Experiment | None, policy: Policy | None, kind: str
+) -> None:
+    """Refuse what may not be asked for. A node that is kept is to check this for every message.
+
+    Args:
+        experiment: what the server has set.
+        installed: the experiment of the node's own app; None where the server sets nothing.
+        policy: the site's own.
+        kind: type of the message.
+
+    Raises:
+        PolicyError: the settings name code, files or data that are not the node's, or the policy
+            does not allow what is asked.
+    """
+    own = experiment if installed is None else installed
+    check_sent(own, experiment, policy)
+    check_same_data(own, experiment, kind)
+    if policy is not None:
+        check_settings(policy, experiment, kind)
 
 
 def _as_it_is(experiment: Experiment, source: object, client: int) -> Dataset:

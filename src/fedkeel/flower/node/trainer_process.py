@@ -30,7 +30,7 @@ from fedkeel.config import Experiment, load
 from fedkeel.flower.apps import read_experiment
 from fedkeel.flower.node import device_process
 from fedkeel.flower.node.answer import answer
-from fedkeel.flower.node.configuration import make_node
+from fedkeel.flower.node.configuration import check_asked, make_node, site_policy
 from fedkeel.flower.node.device_process import OTHER, START_SECONDS, TAKEN, Order, place_of
 from fedkeel.flower.node.expiry import ended_in_time
 from fedkeel.flower.node.node import Node
@@ -83,6 +83,8 @@ class NodeAnswers:
     ) -> Node:
         if self._node is None:
             self._node = make_node(experiment, config, installed, kind)
+        else:  # that was made for a message of another kind
+            check_asked(experiment, installed, site_policy(config), kind)
         return self._node
 
 
