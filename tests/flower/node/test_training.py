@@ -235,6 +235,25 @@ def test_an_operator_who_wants_the_gpu_only_gets_a_clear_failure_and_the_node_li
     assert "Tried to allocate 2 GiB" in log  # the whole error, for the operator
 
 
+def test_the_processor_never_takes_the_place_of_a_gpu_that_is_asked_for() -> None:
+    """Not after many refusals, which end when there is room again, nor after a failure."""
+    made = prepared("fedavg")
+    device = DeviceTraining(made.spec, replace(COMPILED, may_be_cpu=False), 1)
+
+    def fails() -> str:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    for _ in range(PATIENCE + 2):
+        with pytest.raises(RunError, match="has too little memory"):
+            device._there_or_here(out_of_memory, lambda: "here")
+    assert device._there_or_here(lambda: "there", lambda: "here") == "there"
+    for _ in range(2):
+        with pytest.raises(RunError, match="of this node has failed"):
+            device._there_or_here(fails, lambda: "here")
+    assert device.is_broken
+    assert device.report.engine == "vectorized"
+
+
 def test_a_client_that_fails_leaves_the_others_of_its_group(tmp_path: Path) -> None:
     """They are trained together, so each is trained again by itself."""
     quick = config.Flower(deadline_seconds=0.3, poll_seconds=0.01, quorum=0.5)

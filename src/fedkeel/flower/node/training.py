@@ -45,7 +45,8 @@ OUT_OF_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED")
 """What errors of CUDA's libraries say where memory is lacking; torch's own have a type."""
 
 PATIENCE = 2
-"""Requests in a row for which a device has too little memory before it is not tried again."""
+"""Requests in a row for which a device has too little memory before it is not tried again, where
+the processor may take its place."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,8 @@ class DeviceTraining:
         Raises:
             RunError: the device cannot, and the processor may not.
         """
-        if self._refusals < PATIENCE and not self.is_broken:
+        may_be_cpu = self._place.may_be_cpu
+        if not self.is_broken and (self._refusals < PATIENCE or not may_be_cpu):
             try:
                 result = there()
             except Exception as error:
@@ -265,6 +267,8 @@ class DeviceTraining:
                 self._refusals, self._has_trained_plainly = 0, False
                 return result
             self._release()  # no frame of the error holds tensors any more
+        if not may_be_cpu:
+            raise self._unusable("has failed before")
         self._has_trained_plainly = True
         return here()
 
@@ -274,7 +278,6 @@ class DeviceTraining:
         Raises:
             RunError: the device cannot, and the processor may not.
         """
-        device = "the GPU" if self._device.type == "cuda" else "compiled training"
         if lacks_memory(error):
             self._refusals += 1
             what = "has too little memory"
@@ -283,17 +286,26 @@ class DeviceTraining:
             what = "has failed"
         else:
             raise error
-        reason = f"{device} {what}"
+        reason = f"{self._kind} {what}"
         self._reasons = list(dict.fromkeys([*self._reasons, reason]))
         if not self._place.may_be_cpu:
             self._release()
-            raise RunError(
-                f"{device[0].upper()}{device[1:]} of this node {what}.",
-                got=next(iter(str(error).splitlines()), type(error).__name__),
-                why="the operator has asked for it, so the processor does not take its place",
-                do="end what else uses the GPU, start the node with --device auto or cpu, or take "
-                "smaller batches",
-            ) from None
+            got = next(iter(str(error).splitlines()), type(error).__name__)
+            raise self._unusable(what, got) from None
+
+    @property
+    def _kind(self) -> str:
+        return "the GPU" if self._device.type == "cuda" else "compiled training"
+
+    def _unusable(self, what: str, got: str | None = None) -> RunError:
+        """Return why nothing can train where the processor may not."""
+        return RunError(
+            f"{self._kind[0].upper()}{self._kind[1:]} of this node {what}.",
+            got=got,
+            why="the operator has asked for it, so the processor does not take its place",
+            do="end what else uses the GPU, start the node with --device auto or cpu, or take "
+            "smaller batches",
+        )
 
     def _release(self) -> None:
         """Leave the memory of the device to others."""
