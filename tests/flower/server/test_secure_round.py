@@ -23,6 +23,7 @@ from fedkeel.features.secure.fixed_point import LARGEST, decoded, encoded
 from fedkeel.features.secure.legality import refusal
 from fedkeel.features.secure.primitives import SecureSumError
 from fedkeel.flower.node import training
+from fedkeel.flower.node.hardware import NodePlace
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.secure_sums import with_noise
 from fedkeel.flower.secure_protocol import VECTOR, SumRequest, VectorLayout
@@ -81,6 +82,19 @@ def difference(a: Result, b: Result, start: Prepared) -> float:
     pairs = [(a.params[k] - b.params[k], b.params[k] - start.server.params[k]) for k in a.params]
     norms = [sum(float(t.square().sum()) for t in part) for part in zip(*pairs, strict=True)]
     return math.sqrt(norms[0] / norms[1])
+
+
+def test_the_record_says_on_what_nodes_have_trained(tmp_path: Path) -> None:
+    """Also after the first round, before which they describe themselves."""
+    made = run("fedavg", rounds=2)
+    compiled = NodePlace(("cpu",), "vectorized")
+    nodes = make_nodes(made, tmp_path, nodes=CLIENTS)
+    grid = grid_of({k: replace(node, place=compiled) for k, node in nodes.items()})
+    run_on_nodes(made, grid, tmp_path / "run")
+    warnings = RunFolder(tmp_path / "run").read_run().warnings
+    (warning,) = [text for text in warnings if "bits of a simulation" in text]
+    assert "clients 0, 1, 2, 3, 4: vectorized on the processor in float32" in warning
+    assert "sequential" not in warning
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ class Node:
         request, message = self._read(content, self.specs.training)
         subject = self._subject(request, message)
         trained = self._trained(request, message)
-        return self._secure_sums.masked(content, request, subject, trained)
+        return self._secure_sums.masked(content, request, subject, trained, lambda: self._report)
 
     def _subject(self, request: Request, message: Message) -> str:
         """Return a digest of the model from which clients train, and of how they do."""

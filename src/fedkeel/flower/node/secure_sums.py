@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from fedkeel.flower.protocol import (
     SURVEY,
     TRAIN,
     ClientResult,
+    NodeTraining,
     Request,
     TrainingReply,
 )
@@ -154,6 +155,7 @@ class SecureSums:
         request: Request,
         subject: str,
         trained: Iterable[tuple[ClientResult, Reply | None]],
+        report: Callable[[], NodeTraining],
     ) -> RecordDict:
         """Return the masked sum of what clients would send, and a result of each.
 
@@ -165,6 +167,7 @@ class SecureSums:
             request: its header.
             subject: digest of the model, and of how the clients train from it.
             trained: the clients' replies, which are computed as they are taken.
+            report: says how they were trained, after that.
 
         Raises:
             SecureSumError: the node has no part in this sum; or the server counts on more clients
@@ -191,7 +194,9 @@ class SecureSums:
                 except SecureSumError as error:
                     result = result.model_copy(update={"status": error.what})
             results.append(result)
-        header = TrainingReply(run=request.run, round=request.round, clients=tuple(results))
+        header = TrainingReply(
+            run=request.run, round=request.round, clients=tuple(results), training=report()
+        )
         records = _content(header)
         if planned and count < len(results):  # the others count on the noise of all
             share = self._noise(planned) * math.sqrt(len(results) - count)
