@@ -270,10 +270,7 @@ class _Plan:
     @property
     def draws_test(self) -> bool:
         """Whether the test set is drawn from the data, which have none of their own."""
-        sources = self.data["source"]
-        return any(
-            _is_without_test(s) for s in ([sources] if isinstance(sources, str) else sources)
-        )
+        return any(_is_without_test(text) for text in build(Data, self.data, "data").sources)
 
     @property
     def holds_out(self) -> bool:
