@@ -92,6 +92,41 @@ def test_one_class_at_each_client_is_label_skew() -> None:
     assert found["sizes"] == "fine"
 
 
+def test_columns_that_differ_or_do_not_vary_are_named() -> None:
+    data = clients([80] * 4, ALL)
+    for place, (x, _) in enumerate(data.values()):
+        x[:, 1] += 20.0 * place
+        x[:, 2] = 0.0 if place == 3 else x[:, 2]
+    federation = fk.from_clients(data, classes=4)
+    names = tuple("abcdef")
+    named = replace(federation, data=replace(federation.data, columns=names))
+    of_data = measure_data(named, 0)
+    assert of_data.columns_apart[0][0] == "b"
+    assert len(of_data.columns_apart) <= 3
+    assert of_data.constant == (("c", "client 3"),)
+    (says,) = [item.says for item in findings(of_data) if item.key == "inputs"]
+    assert " Most in b (1." in says
+    assert says.endswith(" Constant: c at client 3.")
+    (plain_says,) = [f.says for f in findings(measure_data(federation, 0)) if f.key == "inputs"]
+    assert "Most in" not in plain_says  # its columns have no names
+
+
+def test_a_lead_of_training_alone_is_never_fine() -> None:
+    of_data = replace(measured(clients([40] * 4, ALL)), scores_by_lr={1.0: 0.755}, noise=0.03)
+
+    def level(own: float, personal: bool = True) -> tuple[str, str]:
+        found = findings(replace(of_data, local_own=own, judges_personal=personal))
+        (finding,) = [item for item in found if item.key == "local"]
+        return finding.level, finding.says
+
+    assert level(0.75)[0] == "fine"
+    assert level(0.80)[0] == "notable"
+    assert "ahead by less than two standard errors of a score (6.0 %)" in level(0.80)[1]
+    assert level(0.83)[0] == "problem"
+    assert level(0.83, personal=False)[0] == "notable"
+    assert "ahead by more than" in level(0.83)[1]
+
+
 def test_unequal_sizes_are_quantity_skew() -> None:
     of_data = measured(clients([8, 8, 8, 200], ALL))
     assert of_data.sizes.ratio == 25.0

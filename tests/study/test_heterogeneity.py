@@ -60,6 +60,13 @@ def test_moments_give_the_distances_that_the_examples_give() -> None:
     assert skew.of_clients == pytest.approx(np.sqrt((scaled**2).mean(axis=1)))
     assert skew.between == pytest.approx((means.var(axis=0) / together.var(axis=0)).mean())
     assert skew.by_chance == pytest.approx(1 / math.sqrt(40))
+    assert skew.of_columns[:3] == pytest.approx(np.sqrt((scaled**2).mean(axis=0)))
+    assert (skew.of_columns[3], skew.constant) == (0.0, ())  # it varies nowhere
+    still = [parts[0], parts[1].copy(), parts[2]]
+    still[1][:, 0] = 5.0
+    apart = moment_skew([Moments.of(torch.from_numpy(part)) for part in still], [40] * 3)
+    assert apart is not None
+    assert apart.constant == ((1, 0),)
     merged = reduce(Moments.merged, [Moments.of(torch.from_numpy(part)) for part in parts])
     assert merged.scale().mean[:3].numpy() == pytest.approx(together.mean(axis=0))
 

@@ -25,6 +25,10 @@ MOST_TOKENS = 10_000
 """Most distinct tokens that are counted as columns."""
 
 
+NAMED_COLUMNS = 3
+"""Columns that are named as those in which clients differ most."""
+
+
 def measure_data(federation: Federation, seed: int) -> Measurements:
     """Return what the data say by themselves; the numbers of a pilot are empty."""
     data, sizes = federation.data, federation.sizes
@@ -33,6 +37,8 @@ def measure_data(federation: Federation, seed: int) -> Measurements:
     histogram = histogram_of(federation)
     targets = _columns(data.y) if not data.has_labels and not histogram.size else None
     inputs = _columns(data.x)
+    skew = _skew(inputs, rows)
+    columns_apart, constant = _by_name(federation, filled, skew)
     labels = data.labels[federation.rows] if data.has_labels else None
     return Measurements(
         clients=len(federation),
@@ -43,7 +49,9 @@ def measure_data(federation: Federation, seed: int) -> Measurements:
         has_labels=data.has_labels,
         labels=label_skew(histogram) if histogram.size else None,
         targets=_skew(targets, rows),
-        inputs=_skew(inputs, rows),
+        inputs=skew,
+        columns_apart=columns_apart,
+        constant=constant,
         separability=None
         if inputs is None
         else tell_clients_apart(
@@ -60,6 +68,36 @@ def _skew(columns: Tensor | None, rows: list[NDArray[np.int64]]) -> MomentSkew |
         return None
     moments = [Moments.of(columns[torch.from_numpy(of_client)]) for of_client in rows]
     return moment_skew(moments, [len(of_client) for of_client in rows])
+
+
+def _by_name(
+    federation: Federation, filled: NDArray[np.intp], skew: MomentSkew | None
+) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, str], ...]]:
+    """Return the columns in which clients differ most, and those that do not vary at a client.
+
+    Args:
+        federation: the clients.
+        filled: numbers of the clients that have examples.
+        skew: how their mean inputs differ.
+    """
+    data = federation.data
+    if skew is None or not data.columns or len(data.columns) != len(skew.of_columns):
+        return (), ()
+    order = sorted(range(len(data.columns)), key=lambda column: -skew.of_columns[column])
+    apart = tuple(
+        (data.columns[column], skew.of_columns[column])
+        for column in order[:NAMED_COLUMNS]
+        if skew.of_columns[column] > skew.by_chance
+    )
+    known = () if data.schema is None else data.schema.columns
+    of_numbers = {column.name for column in known if column.categories is None}
+    constant = tuple(
+        (name, str(federation.names[client] if federation.names else client))
+        for place, column in skew.constant
+        if (name := data.columns[column]) in of_numbers or not known
+        for client in (int(filled[place]),)
+    )
+    return apart, constant
 
 
 def histogram_of(federation: Federation) -> NDArray[np.int64]:

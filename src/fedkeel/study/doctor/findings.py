@@ -6,6 +6,7 @@ import math
 
 from fedkeel.errors import counted
 from fedkeel.records.doctor import Finding, Level
+from fedkeel.report.formatting import enumeration
 from fedkeel.study.doctor.measurements import (
     INPUTS_DIFFER,
     LABELS_DIFFER,
@@ -121,7 +122,7 @@ def inputs(m: Measurements) -> Finding | None:
     }
     moments = (
         f"A client's mean input is {m.inputs.distance:.2f} deviations from that of all; small "
-        f"samples alone explain {m.inputs.by_chance:.2f}."
+        f"samples alone explain {m.inputs.by_chance:.2f}." + _columns(m)
     )
     if known is None:
         return Finding("inputs", "Input skew", "unknown", moments, numbers)
@@ -136,6 +137,18 @@ def inputs(m: Measurements) -> Finding | None:
         + moments,
         numbers,
     )
+
+
+def _columns(m: Measurements) -> str:
+    """Name the columns in which clients differ most, and those that are constant at a client."""
+    says = ""
+    if m.columns_apart:
+        named = enumeration([f"{name} ({distance:.2f})" for name, distance in m.columns_apart])
+        says += f" Most in {named}."
+    if m.constant:
+        named = enumeration([f"{column} at {client}" for column, client in m.constant], 6)
+        says += f" Constant: {named}."
+    return says
 
 
 def rate(m: Measurements) -> Finding:
@@ -280,13 +293,19 @@ def local(m: Measurements) -> Finding:
         says = "Training alone diverged."
         return Finding("local", "Above local", "unknown", says, numbers)
     everybody = "" if m.local is None else f" On everybody's it has {m.score.format(m.local)}."
-    worse = m.is_gain(m.local_own, m.fedavg)
-    level: Level = "problem" if worse and m.judges_personal else "notable" if worse else "fine"
+    is_sure = m.is_gain(m.local_own, m.fedavg)
+    level: Level = "fine" if gain >= 0 else "notable"
+    ahead = ""
+    if is_sure and m.judges_personal:
+        level = "problem"
+    if gain < 0:
+        most = f"two standard errors of a score ({m.score.format(2 * m.noise)})"
+        ahead = f" Training alone is ahead by {'more' if is_sure else 'less'} than {most}."
     return Finding(
         "local",
         "Above local",
         level,
         f"On a client's own examples its own model has {m.score.format(m.local_own)}, and FedAvg's "
-        f"{m.score.format(m.fedavg)}.{everybody}",
+        f"{m.score.format(m.fedavg)}.{ahead}{everybody}",
         numbers,
     )

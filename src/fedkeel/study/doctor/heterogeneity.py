@@ -133,17 +133,27 @@ class MomentSkew:
         by_chance: what `distance` is expected to be of samples of the same distribution.
         between: share of the variance that lies between clients, mean over columns; 0 to 1.
         of_clients: [C] the distance of each client.
+        of_columns: [F] the distance in each column, root mean square over clients; 0 of columns
+            that do not vary.
+        constant: (client, column) where a column that varies does not vary at a client of at least
+            `MIN_EXAMPLES` examples.
     """
 
     distance: float
     by_chance: float
     between: float
     of_clients: tuple[float, ...]
+    of_columns: tuple[float, ...] = ()
+    constant: tuple[tuple[int, int], ...] = ()
 
     @property
     def beyond_chance(self) -> float:
         """The part of `distance` that small samples do not explain."""
         return math.sqrt(max(self.distance**2 - self.by_chance**2, 0.0))
+
+
+MIN_EXAMPLES = 4
+"""Examples of a client from which on it is worth a word that a column does not vary there."""
 
 
 def moment_skew(moments: Sequence[Moments], sizes: Sequence[int]) -> MomentSkew | None:
@@ -164,11 +174,17 @@ def moment_skew(moments: Sequence[Moments], sizes: Sequence[int]) -> MomentSkew 
         return None
     difference = ((means - pooled)[:, varies]) ** 2 / variance[varies]
     distances = np.sqrt(difference.mean(axis=1))
+    of_columns = np.zeros(len(pooled))
+    of_columns[varies] = np.sqrt(difference.mean(axis=0))
+    still = varies & (squares <= 1e-12 * counts[:, None] * variance)
+    constant = np.argwhere(still & (counts >= MIN_EXAMPLES)[:, None])
     return MomentSkew(
         distance=float(distances.mean()),
         by_chance=float(np.mean(1.0 / np.sqrt(np.maximum(np.asarray(sizes, dtype=float), 1.0)))),
         between=float((between[varies] / variance[varies]).mean()),
         of_clients=tuple(distances.tolist()),
+        of_columns=tuple(of_columns.tolist()),
+        constant=tuple((client, column) for client, column in constant.tolist()),
     )
 
 

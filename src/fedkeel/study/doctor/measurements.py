@@ -30,6 +30,9 @@ class Measurements:
         labels: how labels differ; None where the targets are not labels.
         targets: how mean targets differ, where they are quantities.
         inputs: how mean inputs differ; None where there is nothing to compare.
+        columns_apart: name and distance of the columns in which mean inputs differ most, see
+            `MomentSkew.of_columns`; empty where columns have no names.
+        constant: (column, client) where a column of numbers does not vary at a client, by name.
         separability: how well clients are told apart only by inputs.
         score: the metric.
         noise: standard error of a score, by the number of examples.
@@ -56,6 +59,8 @@ class Measurements:
     labels: LabelSkew | None = None
     targets: MomentSkew | None = None
     inputs: MomentSkew | None = None
+    columns_apart: tuple[tuple[str, float], ...] = ()
+    constant: tuple[tuple[str, str], ...] = ()
     separability: Separability | None = None
     score: MetricInfo = ACCURACY
     noise: float = 0.0
