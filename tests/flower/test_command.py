@@ -25,6 +25,7 @@ from fedkeel.flower.local.processes import FlowerProcesses, free_port, quoted
 from fedkeel.flower.node import hardware, resident
 from fedkeel.flower.node.hardware import Hardware
 from fedkeel.records.folder import RunFolder
+from fedkeel.version import __version__
 from toys import eventually, living
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "three_hospitals"
@@ -328,8 +329,11 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "export FEDKEEL_MODULES=my_score",
         "export FEDKEEL_MODULES=test_my",
         "resume=true",
+        f"fedkeel-{__version__}-py3-none-any.whl[flower]",
+        "Better, each site makes its own key",
     ):
         assert words in readme
+    assert "fedkeel[flower]==" not in readme
     assert "$" not in readme.replace("$ ", "")
     assert "--insecure" not in readme
     again = call("flower", "export", file, "--out", "app")

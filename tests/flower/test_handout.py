@@ -206,6 +206,8 @@ def test_a_page_needs_nothing_else_and_has_the_federations_values(
     ):
         assert words in found.text, words
     assert "superlink.example.org" not in found.text
+    assert f'pip install "./fedkeel-{__version__}-py3-none-any.whl[flower]"' in found.text
+    assert "fedkeel[flower]==" not in found.text  # no package index has it
 
 
 def test_a_page_without_values_has_lines_to_fill_in(tmp_path: Path) -> None:
@@ -347,7 +349,7 @@ def test_systemd_finds_no_fault_in_the_units(toy: Path, tmp_path: Path) -> None:
 
 # --- the container --------------------------------------------------------------------------------
 
-INSTRUCTIONS = {"FROM", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT"}
+INSTRUCTIONS = {"FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT"}
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:
@@ -383,7 +385,9 @@ def test_the_container_file_holds_together(hospitals: Path) -> None:
     assert names.index("USER") < names.index("ENTRYPOINT")
     assert ("USER", "fedkeel") in found
     runs = " ".join(text for name, text in found if name == "RUN")
-    assert f'"fedkeel[flower]=={__version__}"' in runs
+    wheel = f"fedkeel-{__version__}-py3-none-any.whl"
+    assert ("COPY", f"{wheel} /tmp/") in found
+    assert f'"/tmp/{wheel}[flower]"' in runs
     assert "useradd --system --uid 1000" in runs
     words, variables = entry_point(file)
     assert words[:2] == ["/bin/sh", "-c"]
