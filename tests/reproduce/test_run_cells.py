@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from commands import Process, run, wait_for_rows
+from fedkeel import config
 from fedkeel.engine.process.interrupts import time_limit
 from fedkeel.errors import ConfigError
 from fedkeel.features.progress.display import ProgressDisplay
@@ -22,7 +23,7 @@ from fedkeel.reproduce.catalogue import load, read
 from fedkeel.reproduce.estimate import what_is_left
 from fedkeel.reproduce.outcome import TableLine, table_lines
 from fedkeel.reproduce.pages import TablePage
-from fedkeel.reproduce.plan import TableProgress, TableRequest, TableRun, table_runs
+from fedkeel.reproduce.plan import TableProgress, TableRequest, TableRun, digest, table_runs
 from fedkeel.reproduce.run_cells import run_cells
 from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
@@ -74,6 +75,37 @@ def test_a_run_keeps_the_name_of_its_folder(
     """Runs of an earlier day are found again: the names are those of 28 November 2026."""
     monkeypatch.setattr("fedkeel.reproduce.plan.__version__", "0.2.0.dev0")
     assert name in {c.folder.name for c in table_runs(load(table), TableRequest(tmp_path))}
+
+
+def test_another_file_is_another_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [Path("public.csv"), Path("root.npz"), Path("other_net.py")]
+    others = {"small": {"name": "other_net:Net", "clients": [0]}}
+    experiment = config.Experiment.model_validate(
+        {
+            "data": {"source": "mnist", "public": "public.csv"},
+            "model": {"name": "mlp", "others": others},
+            "root": {"file": "root.npz"},
+            "method": "fedmd",
+            "partition": {"kind": "iid", "clients": 5},
+        }
+    )
+    names = []
+    for changed in (None, *files):
+        for file in files if changed is None else (changed,):
+            file.write_text(f"a = {changed is None}", encoding="utf-8")
+        names.append(digest(experiment))
+    assert len(set(names)) == 4
+
+
+def test_noise_that_was_not_a_setting_is_in_no_name() -> None:
+    values = {"data": {"source": "mnist"}, "method": "fedavg"}
+    budget = {"epsilon": 4.0, "delta": 1e-3}
+    plain, same, tree = (
+        digest(config.Experiment.model_validate({**values, "privacy": budget | noise}))
+        for noise in ({}, {"noise": "independent"}, {"noise": "tree"})
+    )
+    assert plain == same != tree
 
 
 def test_nothing_is_made_twice(whole: list[TableRun]) -> None:

@@ -93,6 +93,14 @@ def test_numbers_side_by_side_give_what_each_gives_by_itself(methods: tuple[str,
     assert last[0] != last[1]
 
 
+def test_what_a_part_divides_by_is_of_its_own_run() -> None:
+    """FedCurv's end is made client by client; FedNova divides by a length that depends on mu."""
+    runs = [ready(f"fednova+fedprox(mu={mu})+fedcurv") for mu in (0.01, 1.0)]
+    assert runs[0].plan.pull != runs[1].plan.pull
+    for run, result in zip(runs, made(runs, sharing(runs)), strict=True):
+        assert_close(alone(run), result)
+
+
 def test_their_clients_are_in_one_group(groups: list[tuple[int, int]]) -> None:
     runs = [ready(f"fedprox(mu={mu})") for mu in (0.0, 0.1, 1.0)]
     choice = sharing(runs)

@@ -16,6 +16,7 @@ from fedkeel.errors import ConfigError, counted
 from fedkeel.features.budget.accountant import Account, Kind, Release
 from fedkeel.features.budget.kept_noise import kept_sigma
 from fedkeel.features.budget.settings import Privacy
+from fedkeel.method.parts.dpftrl import pass_length
 from fedkeel.method.parts.dpftrl import releases as tree_releases
 
 
@@ -86,7 +87,7 @@ class ReleaseSchedule:
                 why="how often a client is drawn depends on the data of all others",
                 do="set cohort.sampling = 'poisson' or 'uniform'",
             )
-        if size == population or sampling == "fixed":
+        if size == population or sampling in ("fixed", "in_turn"):
             return Release()
         if sampling == "poisson":
             return Release("poisson", size, population)
@@ -94,7 +95,15 @@ class ReleaseSchedule:
 
     def releases_of_clients(self, rounds: int) -> int:
         """Return in how many releases of the first rounds a client may be."""
-        return tree_releases(rounds, self.tree) if self.tree else rounds
+        return tree_releases(rounds, self.tree) if self.tree else -(-rounds // self.rounds_of_pass)
+
+    @property
+    def rounds_of_pass(self) -> int:
+        """The rounds among which a client comes once: of cohorts in turn, else each by itself."""
+        if self.cohort.sampling != "in_turn":
+            return 1
+        clients = len(self.sizes)
+        return pass_length(clients - self.cohort.new_count, self.cohort.size(clients))
 
     def of_examples(self, n: int) -> Release:
         """Return what a counted release of a client of `n` examples is, see `releases`."""
