@@ -215,6 +215,7 @@ def test_a_budget_has_its_noise_calibrated_for_the_passes() -> None:
     assert 0.99 * 4.0 < spent[-1] <= 4.0
     assert result.record.privacy.part == "dpftrl"
     assert "tree over 3 rounds" in result.record.privacy.says
+    assert "differ by a client that sends nothing" in result.record.privacy.says
     everybody = prepared(privacy=BUDGET, rounds=7, cohort=Cohort(clients=6))
     plain = prepared(privacy=Privacy(epsilon=4.0, delta=0.01), rounds=7, cohort=Cohort(clients=6))
     assert everybody.plan.reduction.sigma == plain.plan.reduction.sigma

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ import fedkeel as fk
 from fedkeel import tree
 from fedkeel.errors import CompositionError, ConfigError
 from fedkeel.features.budget.accountant import Account, Release
+from fedkeel.features.budget.budget_account import ReleaseSchedule, described, make_budget
 from fedkeel.features.budget.feature import account_of
 from fedkeel.features.budget.noise_forecast import QUIET, NoiseForecast, noise_forecast
 from fedkeel.features.budget.report import PrivacyReport
@@ -51,7 +54,8 @@ def test_the_rows_have_what_is_spent_and_the_last_one_the_budget() -> None:
 
 
 def test_cohorts_are_accounted_as_what_they_are() -> None:
-    half = {name: fk.Cohort(clients=3, sampling=name) for name in ("fixed", "poisson", "uniform")}
+    samplings = ("fixed", "in_turn", "poisson", "uniform")
+    half = {name: fk.Cohort(clients=3, sampling=name) for name in samplings}
     noisy, stateful = "dpclient(sigma=20.0)", "feddyn+dpclient(sigma=20.0)"
     runs = {
         "all": prepared(noisy, privacy=BUDGET, cohort=ALL),
@@ -63,13 +67,43 @@ def test_cohorts_are_accounted_as_what_they_are() -> None:
     assert kinds == {
         "all": Release(),
         "fixed": Release(),
+        "in_turn": Release(),
         "poisson": Release("poisson", 3, 6),
         "uniform": Release("fixed_size", 3, 6),
         "with state": Release(),
         "poisson, state": Release("poisson", 3, 6),
     }
+    says = {name: described(account_of(run)) for name, run in runs.items()}
+    silent = {
+        name for name, said in says.items() if "differ by a client that sends nothing" in said
+    }
+    assert silent == {"all", "fixed", "in_turn", "with state"}
+    assert says["in_turn"].startswith("a release for each pass of 2 rounds")
+    assert all("add or remove one" in says[name] for name in ("poisson", "poisson, state"))
+    assert "replace one" in says["uniform"]
     with pytest.raises(ConfigError, match="'examples' has no account"):
         prepared(privacy=BUDGET, cohort=fk.Cohort(clients=3, sampling="examples"))
+
+
+def test_cohorts_in_turn_spend_what_a_client_s_sure_releases_do() -> None:
+    schedule = ReleaseSchedule(
+        privacy=fk.Privacy(epsilon=8.0, delta=1e-5),
+        cohort=fk.Cohort(clients=10, sampling="in_turn"),
+        local=LOCAL,
+        sizes=np.full(1000, 5),
+        seed=0,
+        rounds=250,
+        is_stateful=False,
+    )
+    budget, trained = make_budget(schedule, 2.0), np.zeros(1000, dtype=np.int64)
+    known = Account(Release(), 2.0, "pld", 250)
+    for rounds in (1, 100, 101, 200, 250):
+        sure = int(schedule.selections(0, rounds).max())
+        assert sure == -(-rounds // 100)
+        assert budget.spent(rounds, trained) == known.epsilon(sure, 1e-5)
+    assert budget.spent(100, trained) > 1.9
+    fewer = replace(schedule, cohort=fk.Cohort(clients=10, sampling="in_turn", new_clients=500))
+    assert fewer.releases_of_clients(51) == int(fewer.selections(0, 51).max()) == 2
 
 
 def test_a_method_with_its_own_noise_ends_before_the_budget_is_overrun() -> None:

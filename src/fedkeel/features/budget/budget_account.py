@@ -347,12 +347,17 @@ def described(budget: Budget) -> str:
     schedule, privacy = budget.schedule, budget.privacy
     if privacy.unit == "client":
         release = schedule.of_clients
+        neighbours = _neighbours(release)
+        if release.sampling == "all":  # without one of them, the others might be drawn otherwise
+            neighbours = "neighbouring data sets differ by a client that sends nothing"
         if schedule.tree:
             return (
                 f"a release for each node of a tree over {counted(schedule.tree, 'round')} that a "
-                f"client is in; every client once in each tree; {_neighbours(release)}"
+                f"client is in; every client once in each tree; {neighbours}"
             )
-        return f"a release for each round; {_drawn(release, 'client')}; {_neighbours(release)}"
+        length = schedule.rounds_of_pass
+        what = "round" if length == 1 else f"pass of {length} rounds, in which a client comes once"
+        return f"a release for each {what}; {_drawn(release, 'client')}; {neighbours}"
     worst = worst_releases(schedule, schedule.participations())[0][0]
     what = "local step" if worst.sampling != "all" else "pass over a client's examples"
     return f"a release for each {what}; {_drawn(worst, 'example')}; {_neighbours(worst)}"
