@@ -123,10 +123,10 @@ class TrainedModel:
     ) -> Iterator[str]:
         """Yield a warning where the column of clients names others than the one that is taken."""
         column = self.preparation.client_column
-        if client is None or column not in others or self.record.partition.kind != "client":
+        if client is None or column is None or self.record.partition.kind != "client":
             return
         own = client, client.rpartition("/")[2]  # of joined sources it is SOURCE/CLIENT
-        named = Counter(value for value in others[column] if value and value not in own)
+        named = Counter(value for value in others.get(column, ()) if value and value not in own)
         if not named:
             return
         yield (
