@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -105,8 +105,29 @@ def test_a_search(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"write e\.g\. space=fedkeel\.Space"):
         study.tune("fedavg", {"local.lr": ranged}, out=tmp_path / "other")
     with pytest.raises(ConfigError, match="'out' is not a folder"):
-        study.tune("fedavg", rates, out=None)
+        study.tune("fedavg", rates, out=3)
+    with pytest.raises(ArgumentError, match=r"needs 'out'(.|\n)*  do   write e\.g\. out="):
+        study.tune("fedavg, fedprox", rates)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_search_prints_its_table(tmp_path: Path) -> None:
+    rates = fk.Space(space={"local.lr": (0.01, 0.2)})
+    found = fk.Simulation(**SHARED).tune("fedavg, fedprox", rates, out=tmp_path / "search")
+    assert repr(found) == str(found)
+    lines = str(found).splitlines()
+    assert lines[0].startswith("| method | best % | measured on | chosen | trials |")
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| `fedavg`", "| `fedprox`"]
+    assert "local.lr=" in lines[2]
+    end = (
+        f"4 trials in {tmp_path / 'search'}; experiment files with the best settings in its best/."
+    )
+    assert lines[-1] == end
+    assert len(list((tmp_path / "search" / "best").iterdir())) == 2
+    assert len(str(found)) < 1200
+    assert "<th><code>fedprox</code></th>" in found._repr_html_()
+    assert end in found._repr_html_()
+    assert "Interrupted after 4 trials; the same call" in str(replace(found, complete=False))
 
 
 # --- checking -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fedkeel.base.fingerprint.reached_values import Description, describe_value
 from fedkeel.engine.choose.memory import check_disk
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.turns import one_at_a_time
-from fedkeel.errors import counted
+from fedkeel.errors import ArgumentError, counted
 from fedkeel.method.grammar import split_expressions
 from fedkeel.records.audit import AuditRecord
 from fedkeel.records.doctor import DoctorRecord
@@ -249,7 +249,7 @@ class Simulation:
         methods: str | Sequence[str],
         space: config.Space | None = None,
         *,
-        out: str | Path,
+        out: str | Path | None = None,
         seed: int = 0,
         jobs: int = 1,
         progress: bool | None = None,
@@ -259,8 +259,8 @@ class Simulation:
         Args:
             methods: as in `compare`.
             space: the choices, the budget and the score; None searches the local learning rate.
-            out: folder of the search. Finished runs in it are used again, unfinished ones
-                continued.
+            out: folder of the search, which it needs: the next trials are chosen by the runs in
+                it. Finished runs in it are used again, unfinished ones continued.
             seed: as in `compare`; that of the trials is the space's own where it has one.
             jobs: runs at a time, each in a process of one thread.
             progress: as in `run`.
@@ -269,6 +269,13 @@ class Simulation:
             FedkeelError: as in `compare`; or something cannot be searched.
             KeyboardInterrupt: as in `run`; the same call goes on there.
         """
+        if out is None:
+            raise ArgumentError(
+                "Simulation.tune() also needs 'out'.",
+                expected="the folder of the search",
+                why="a search keeps its trials and the best settings on disk, and goes on there",
+                do='write e.g. out="runs/search"',
+            )
         space = config.Space() if space is None else space
         check_settings("space", space, config.Space, "space={'local.lr': (0.03, 0.1)}")
         expressions = split_expressions(methods) if isinstance(methods, str) else methods

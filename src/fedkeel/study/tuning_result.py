@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from fedkeel import config
 from fedkeel.base.named_files import read_regular
 from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, counted
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.records.statistics import Stat
 from fedkeel.report.alerts import change_told
+from fedkeel.report.text_table import TextTable
 from fedkeel.study.compare import file_name
 from fedkeel.study.search_space import Axis, End, Point, expression_at
 
@@ -92,7 +93,7 @@ class TunedMethod:
     score: MetricInfo = ACCURACY
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TuningResult:
     """The result of a search.
 
@@ -129,6 +130,30 @@ class TuningResult:
             else:
                 notes += [f"{folder.path}: {change_told(change)}" for change in changes]
         return notes
+
+    def __str__(self) -> str:
+        return "\n".join([self._table().markdown(), *self._told()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        table = self._table()
+        return replace(table, notes=[*table.notes, *self._told()]).html()
+
+    def _table(self) -> TextTable:
+        from fedkeel.study.tuning_table import tuning_table  # it imports this module
+
+        return tuning_table(self.rows, self.validation_examples)
+
+    def _told(self) -> list[str]:
+        """Return where the trials and the experiment files are, and whether trials are missing."""
+        count = counted(len(self.trials), "trial")
+        if not self.complete:
+            return [f"Interrupted after {count}; the same call goes on in {self.folder}."]
+        return [
+            f"{count} in {self.folder}; experiment files with the best settings in its {BEST}/."
+        ]
 
 
 @dataclass(frozen=True)
