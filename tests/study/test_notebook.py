@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedkeel as fk
 from fedkeel.study.comparison import Comparison
@@ -47,6 +48,30 @@ def test_a_comparison_and_a_run_show_themselves(comparison: Comparison) -> None:
     methods = comparison.to_frame()
     assert list(methods["method"]) == rows
     assert methods["last"][0] == last
+
+
+def test_a_comparison_names_the_metrics_that_its_table_has_not() -> None:
+    def ones(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(labels))
+
+    shared = {
+        "clients": federation(),
+        "test": held(),
+        "rounds": 1,
+        "local": fk.Local(lr=0.05, epochs=1),
+        "engine": fk.Engine(kind="sequential"),
+    }
+    study = fk.Simulation(task=fk.Task(Net, metrics=["accuracy", fk.metric(ones)]), **shared)
+    found = study.compare("fedavg", seeds=1, progress=False)
+    line = 'Also measured: ones and loss; see to_frame("rounds"), or report().'
+    assert str(found).splitlines()[-1] == line
+    assert str(found) == repr(found)
+    assert "Also measured: ones and loss" in found._repr_html_()
+    assert not any("Also measured" in note for note in found.notes)  # the command has no to_frame
+    assert list(found.to_frame("rounds")["ones"]) == [1.0, 1.0]
+    assert "ones" in found.report().html
+    only = fk.Simulation(task=fk.Task(Net, metrics=["accuracy"]), **shared)
+    assert "Also measured" not in str(only.compare("fedavg", seeds=1, progress=False))
 
 
 def test_curves_and_the_page(comparison: Comparison, tmp_path: Path) -> None:

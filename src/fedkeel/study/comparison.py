@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from fedkeel.errors import FedkeelError, counted
 from fedkeel.records.comparison import runs_of
+from fedkeel.records.score import LOSS
 from fedkeel.report.alerts import differences, problems
 from fedkeel.report.claims import Claims, claims_of
 from fedkeel.report.client_gains import ClientRow, client_table, personal_rows
@@ -18,8 +19,9 @@ from fedkeel.report.client_scores import client_scores
 from fedkeel.report.columns import ResultRow
 from fedkeel.report.each_client import EachClient, each_client
 from fedkeel.report.feature_report import feature_notes
+from fedkeel.report.formatting import enumeration
 from fedkeel.report.notebook import Page, by_method, curves
-from fedkeel.report.runs import MethodResults, load_runs
+from fedkeel.report.runs import MethodResults, all_metrics, load_runs
 from fedkeel.report.tables import result_rows, result_table
 from fedkeel.report.text_table import TextTable
 from fedkeel.runner.frames import data_frame
@@ -161,12 +163,20 @@ class Comparison:
         """Return the report page; a notebook shows it, and its `save` writes it to a file."""
         return Page.of(self.entries)
 
-    def _repr_html_(self) -> str:
+    def _told(self) -> list[str]:
+        """Return what stands below the table: notes, failures, and which metrics it has not."""
         failures = [f"failed: {failure}" for failure in self.failures]
-        return result_table(self.table, [*self.notes, *failures]).html()
+        others = [metric.name for metric in all_metrics(self.entries)[1:]] if self.entries else []
+        if not set(others) - {LOSS}:
+            return [*self.notes, *failures]
+        more = f'Also measured: {enumeration(others)}; see to_frame("rounds"), or report().'
+        return [*self.notes, *failures, more]
+
+    def _repr_html_(self) -> str:
+        return result_table(self.table, self._told()).html()
 
     def __str__(self) -> str:
-        notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]
+        notes = self._told()
         tables = [result_table(self.table), *self.client_tables]
         return "\n".join(table.markdown() for table in tables) + "".join(
             f"\n{note}\n" for note in notes
