@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -396,6 +397,37 @@ def test_the_same_question_has_the_same_noise_and_another_site_other_noise(tmp_p
         ]
     assert len(set(errors)) > 3
     assert max(map(abs, errors)) < 12 * deviation(0.25)
+
+
+def test_a_request_of_more_labels_has_the_same_noise(tmp_path: Path) -> None:
+    """Otherwise a server could ask with more and more of them, and take the mean."""
+    write_tables(tmp_path)
+    with_known_keys(tmp_path)
+    made = experiment()
+    grid = grid_of(tmp_path, made, NOISY)
+    answers = []
+    for classes in (3, 4, 5, 9):
+
+        def asks(node: int, kind: str, content: RecordDict, classes: int = classes) -> RecordDict:
+            return changed(content, classes=classes) if kind == STATISTICS else content
+
+        def keeps(kind: str, reply: RecordDict, classes: int = classes) -> RecordDict:
+            if kind == STATISTICS:
+                data = reply["tensors"]["vector"].data
+                answers.append(np.frombuffer(data[-8 * (classes + 2) :], dtype=np.int64))
+            return reply
+
+        grid.ask, grid.edits = asks, {FIRST: keeps}
+        with suppress(RunError):  # the replies do not fit what this server meant to ask
+            collect(grid, made, ("labels",))
+    assert [len(answer) for answer in answers] == [5, 6, 7, 11]
+    for answer in answers:
+        assert answer[0] == 60
+        assert answer[1:4].tolist() == answers[0][1:4].tolist()
+        assert not answer[4:].any()
+    zeros = np.zeros(6, dtype=np.int64)
+    drawn = [CountNoise(bytes(32), 1.0).added("labels", "", zeros[:n], 2, 1) for n in (3, 6)]
+    assert drawn[0].tolist() == drawn[1][:3].tolist()
 
 
 def test_noisy_counts_are_charged_once_and_not_beyond_the_limit(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class CountNoise:
     def added(
         self, kind: StatisticsKind, name: str, counts: Ints, sensitivity: int, of: int
     ) -> Ints:
-        """Return counts with noise, which the same counts get again.
+        """Return counts with noise, which the same counts get again, however many zeros follow.
 
         Args:
             kind: what is counted.
@@ -99,7 +99,8 @@ class CountNoise:
         """
         epsilon = self.epsilon / of
         rate = epsilon / sensitivity
-        facts = repr((kind, name, epsilon, sensitivity, counts.tolist())).encode()
+        told = np.trim_zeros(counts, "b").tolist()
+        facts = repr((kind, name, epsilon, sensitivity, told)).encode()
         seed = hmac.digest(self.key, facts, "sha256")
         self.deviations[kind] = deviation(rate)
         self._releases.append((kind, hashlib.blake2b(seed, digest_size=8).hexdigest(), epsilon))
@@ -148,9 +149,10 @@ def deviation(rate: float) -> float:
 def _geometric_difference(seed: bytes, rate: float, count: int) -> Ints:
     """Return differences of two variables of which each is at least k with probability e^(-rate k).
 
-    They are made of the key stream of AES-256, 64 bits for each variable.
+    They are made of the key stream of AES-256, 64 bits for each variable. Of more differences, the
+    first are the same.
     """
     words = mask(seed, 2 * count).astype(np.float64)
     steps = np.floor(-np.log((words + 1.0) / 2.0**64) / rate).astype(np.int64)
-    differences: Ints = steps[:count] - steps[count:]
+    differences: Ints = steps[0::2] - steps[1::2]
     return differences

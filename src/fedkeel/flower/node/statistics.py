@@ -216,8 +216,10 @@ class _Answer:
         if count < self.minimum:
             return parts
         if ("labels", -1) in self.layout.places:
-            labels = np.bincount(self.data.labels, minlength=self.layout.classes)
-            parts["labels", -1] = self._shown("labels", "", labels, 1)
+            labels = np.bincount(self.data.labels, minlength=self.data.classes)
+            shown = self._shown("labels", "", labels, 1)
+            others = self.layout.classes + 1 - len(shown)  # labels that only other sites have
+            parts["labels", -1] = np.insert(shown, -1, [0] * others)
         for form, values in self._columns():
             parts |= dict(self._column(self.layout.columns.index(form), form, values))
         return parts
