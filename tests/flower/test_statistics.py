@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from rich.console import Console
 
 from each import each
+from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.features.budget.ledger import Ledger, epsilon_of
 from fedkeel.features.budget.policy import PolicyError, read_policy
@@ -150,6 +151,47 @@ def test_a_second_sum_of_other_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be unmasked") as caught:
         collect(grid, made, ("missing",))
     assert any("sum of other nodes" in reason for reason in grid.refused), caught.value
+
+
+def test_a_second_sum_of_other_nodes_is_refused_of_rows_in_another_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server sets the seed, which orders the rows that a function returns."""
+    (tmp_path / "my_shuffled.py").write_text(
+        "import numpy as np\n\n\n"
+        "def load():\n"
+        "    return np.eye(40), np.arange(40) % 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.toml").write_text(CONSENT)
+    fingerprints = set()
+
+    def grid_of_seed(seed: int) -> tuple[Experiment, InProcessGrid]:
+        made = experiment(
+            seed=seed,
+            data={"source": "nodes", "labels": ["0", "1"]},
+            flower={**QUICK, "secure_aggregation": True},
+        )
+        values = {"data": "my_shuffled:load", "policy": str(tmp_path / "policy.toml")}
+        nodes = {
+            FIRST + i: make_node(
+                made, {**values, "partition-id": i, "state": str(tmp_path / str(i))}
+            )
+            for i in range(3)
+        }
+        fingerprints.add(nodes[FIRST]._statistics.data.fingerprint())
+        return made, InProcessGrid(nodes)
+
+    made, grid = grid_of_seed(0)
+    assert collect(grid, made, ("labels",)).total.examples == 120
+    made, grid = grid_of_seed(1)
+    assert len(fingerprints) == 2
+    grid.edits = {FIRST + 2: lambda kind, reply: None if kind == TOTALS else reply}
+    with pytest.raises(RunError, match="cannot be unmasked"):
+        collect(grid, made, ("labels",))
+    assert any("sum of other nodes" in reason for reason in grid.refused)
+    made, grid = grid_of_seed(2)
+    assert collect(grid, made, ("labels",)).total.examples == 120  # of the same nodes
 
 
 def test_small_counts_are_not_told(tmp_path: Path) -> None:

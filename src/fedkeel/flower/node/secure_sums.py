@@ -218,7 +218,7 @@ class SecureSums:
         Args:
             wanted: what the server says of the sum.
             counts: the numbers.
-            subject: digest of the data that they are of.
+            subject: digest of whose they are.
 
         Raises:
             SecureSumError: the node has no part in this sum.

@@ -120,12 +120,13 @@ class SiteCounter:
         return self._own.read()
 
     def subject(self, clients: Collection[int]) -> str:
-        """Return a digest of the data: a node helps to unmask sums of them for the same nodes only.
+        """Return a digest of the clients: a node helps to unmask sums for the same nodes only.
 
-        It does not depend on what is asked for: the difference of two sums of different nodes would
-        tell the numbers of one, whichever other kinds are in them.
+        It depends neither on what is asked for nor on the data: the difference of two sums of
+        different nodes would tell the numbers of one, whichever other kinds are in them, and in
+        whatever order rows were read.
         """
-        text = f"statistics {sorted(clients)} {self.data.fingerprint()}"
+        text = f"statistics {sorted(clients)}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def answer(
