@@ -25,7 +25,13 @@ from fedkeel.flower.node.count_noise import CountNoise, deviation
 from fedkeel.flower.node.trainer_process import NodeAnswers
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.flower.server.statistics import SHARES_OF_VALUES, collect, read_kinds
-from fedkeel.flower.statistics_protocol import STATISTICS, TOTALS
+from fedkeel.flower.statistics_protocol import (
+    STATISTICS,
+    TOTALS,
+    ColumnForm,
+    StatisticsLayout,
+    StatisticsRequest,
+)
 from fedkeel.flower.wire import WireError
 from fedkeel.records.node_statistics import FILE, ColumnStatistics, NodeStatistics
 from fedkeel.report.statistics_text import statistics_page
@@ -198,7 +204,27 @@ def test_small_counts_are_not_told(tmp_path: Path) -> None:
     """Nor what is left of a sum: one label that is withheld takes another one with it."""
     tables, made = write_tables(tmp_path), experiment()
     policy = f"[statistics]\n{ALL}\nminimum = 16\n"
-    found = collect(grid_of(tmp_path, made, policy), made, read_kinds("all"))
+    grid = grid_of(tmp_path, made, policy)
+    cells: list[np.ndarray] = []
+
+    def keeps(kind: str, reply: RecordDict) -> RecordDict:
+        if kind == STATISTICS:
+            names = [form.name for form in columns_sent[0]]
+            layout = StatisticsLayout(read_kinds("all"), 3, columns_sent[0])
+            words = np.frombuffer(reply["tensors"]["vector"].data[-8 * layout.size :], np.uint64)
+            parts = layout.parts(words)
+            cells.extend(parts["quantiles", names.index(n)] for n in ("age", "dose", "balance"))
+        return reply
+
+    columns_sent: list[tuple[ColumnForm, ...]] = []
+
+    def asks(node: int, kind: str, content: RecordDict) -> RecordDict:
+        if kind == STATISTICS:
+            columns_sent.append(StatisticsRequest.read(content).columns)
+        return content
+
+    grid.ask, grid.edits = asks, dict.fromkeys(grid.nodes, keeps)
+    found = collect(grid, made, read_kinds("all"))
     for site, table in zip(found.sites, tables, strict=True):
         assert site.minimum == 16
         assert site.labels is not None
@@ -223,6 +249,10 @@ def test_small_counts_are_not_told(tmp_path: Path) -> None:
             exact = np.quantile(table["age"], item.share, method="inverted_cdf")
             assert item.low is None or item.low <= exact
             assert item.high is None or exact <= item.high
+    assert len(cells) == 9
+    for numbers in cells:
+        assert numbers.sum() >= 16
+        assert not ((numbers > 0) & (numbers < 16)).any()
     too_small = f"[statistics]\n{ALL}\nminimum = 61\n"
     grid = grid_of(tmp_path, made, site0=too_small)
     first = collect(grid, made, read_kinds("all")).sites[0]

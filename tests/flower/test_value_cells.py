@@ -56,7 +56,8 @@ def test_quantiles_are_within_what_is_said_and_no_small_count_is_told(
     array = np.array(values)
     cells = merged(leaf_counts(array), minimum)
     assert cells.sum() == len(array)
-    assert not ((cells[:-1] > 0) & (cells[:-1] < minimum)).any()
+    if len(array) >= minimum:
+        assert not ((cells > 0) & (cells < minimum)).any()
     low, high = intervals()
     for place in np.flatnonzero(cells[:-1]):
         within = ((array >= low[place]) & (array < high[place])).sum()
@@ -68,6 +69,17 @@ def test_quantiles_are_within_what_is_said_and_no_small_count_is_told(
         if found.value is not None:
             assert found.low is None or found.low <= found.value
             assert found.high is None or found.value <= found.high
+
+
+def test_what_is_left_for_the_whole_line_is_no_small_count() -> None:
+    """Neither an outlier, nor values that are missing and count as known."""
+    ones = np.array([1.0] * 100 + [8.0] * 12)
+    cells = merged(leaf_counts(ones), 10, also=3)
+    assert (cells[cells > 0].tolist(), cells[-1]) == ([100, 15], 15)
+    cells = merged(leaf_counts(np.append(ones, -50.0)), 10)
+    assert (cells[cells > 0].tolist(), cells[-1]) == ([100, 13], 13)
+    cells = merged(leaf_counts(ones[:100]), 10, also=3)
+    assert (cells[cells > 0].tolist(), cells[-1]) == ([103], 103)
 
 
 def test_quantiles_of_many_values_are_close() -> None:

@@ -5,7 +5,8 @@ cell is at most a sixteenth as wide as its values are large. Nobody chooses them
 of a site have a difference that would tell of a few examples.
 
 A site sends no small count. What is too few for a cell counts in the smallest cell of a binary tree
-above it that has enough of such examples.
+above it that has enough of such examples; the whole line takes the smallest cell's, too, where it
+has too few.
 """
 
 from __future__ import annotations
@@ -63,22 +64,47 @@ def leaf_counts(values: Floats) -> CellCounts:
     return counts
 
 
-def merged(leaves: CellCounts, minimum: int) -> CellCounts:
+def merged(leaves: CellCounts, minimum: int, also: int = 0) -> CellCounts:
     """Return [CELLS] counts of which none is smaller than a minimum, but for 0.
 
-    What is left of fewer than that counts in the last cell, which is the whole line.
+    What is left of fewer than that counts in the last cell, which is the whole line; where that
+    is too few, the values of the smallest other cells count there, too.
+
+    Args:
+        leaves: [LEAVES] how many values each leaf has.
+        minimum: smallest count that is told; of fewer values in all, they are told as they are.
+        also: values that may be anywhere on the line.
 
     >>> cells = merged(leaf_counts(np.array([1.0, 1.01, 1.02, 1.1, 1.2, 1.3])), 3)
     >>> low, high = intervals()
     >>> [(float(low[i]), float(high[i]), int(cells[i])) for i in np.flatnonzero(cells)]
     [(1.0, 1.0625, 3), (1.0, 1.5, 3)]
+    >>> cells = merged(leaf_counts(np.ones(20)), 3, also=1)
+    >>> cells[cells > 0].tolist()
+    [21]
     """
     levels, rest = [], leaves
     while len(rest) > 1:
         shown = np.where(rest >= minimum, rest, 0)
         levels.append(shown)
         rest = (rest - shown).reshape(-1, 2).sum(axis=1)
-    return np.concatenate([*levels, rest])
+    cells = np.concatenate([*levels, rest + also])
+    within_minimum(cells[:-1], cells[-1:], minimum)
+    return cells
+
+
+def within_minimum(shown: CellCounts, rest: CellCounts, minimum: int) -> None:
+    """Move counts from the smallest shown ones to the rest [1] until that is no small count.
+
+    >>> shown, rest = np.array([12, 90, 11]), np.array([3])
+    >>> within_minimum(shown, rest, 10)
+    >>> shown.tolist(), rest.tolist()
+    ([12, 90, 0], [14])
+    """
+    while 0 < rest[0] < minimum and shown.any():
+        place = int(np.where(shown > 0, shown, shown.max() + 1).argmin())
+        rest += shown[place]
+        shown[place] = 0
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from fedkeel.flower.statistics_protocol import (
     columns_of,
     in_limbs,
 )
-from fedkeel.flower.value_cells import CELLS, LEAVES, leaf_counts, merged
+from fedkeel.flower.value_cells import CELLS, LEAVES, leaf_counts, merged, within_minimum
 from fedkeel.flower.wire import WireError
 
 Floats = NDArray[np.float64]
@@ -194,8 +194,8 @@ class SiteCounter:
 class _Answer:
     """Makes the parts of an answer.
 
-    No part tells of a count between 1 and the minimum: neither the count itself, nor what is left
-    of a sum. Where fewer values than that are missing in a column, none counts as missing, and they
+    No count lies between 1 and the minimum: neither of a label, a category, missing values or a
+    cell, nor what is left of a sum. Sums of moments may tell more, see the guide. Where fewer values than that are missing in a column, none counts as missing, and they
     count as the others do; where fewer are known, none is known.
 
     Args:
@@ -291,19 +291,14 @@ class _Answer:
             noisy = self.noise.added(kind, name, counts, 2, of)
             return np.append(np.where(noisy < self.minimum, 0, noisy), 0)
         shown = np.where(counts < self.minimum, 0, counts)
-        rest = int(counts.sum() - shown.sum())
-        while 0 < rest < self.minimum and shown.any():
-            place = int(np.where(shown > 0, shown, shown.max() + 1).argmin())
-            rest += int(shown[place])
-            shown[place] = 0
+        rest = np.array([counts.sum() - shown.sum()])
+        within_minimum(shown, rest, self.minimum)
         return np.append(shown, rest)
 
     def _cells(self, form: ColumnForm, known: Floats, also: int) -> Ints:
         leaves = leaf_counts(known)
         if self.noise is None:
-            cells = merged(leaves, self.minimum)
-            cells[-1] += also
-            return cells
+            return merged(leaves, self.minimum, also)
         of = sum(column.categories is None for column in self.layout.columns)
         noisy = self.noise.added("quantiles", form.name, leaves, 2, of)
         least = max(self.minimum, self.noise.beyond(2, of, 20 * LEAVES))
