@@ -105,8 +105,8 @@ def test_columns_that_differ_or_do_not_vary_are_named() -> None:
     assert len(of_data.columns_apart) <= 3
     assert of_data.constant == (("c", "client 3"),)
     (says,) = [item.says for item in findings(of_data) if item.key == "inputs"]
-    assert " Most in b (1." in says
-    assert says.endswith(" Constant: c at client 3.")
+    assert " Most in 'b' (1." in says
+    assert says.endswith(" Constant: 'c' at client 3.")
     (plain_says,) = [f.says for f in findings(measure_data(federation, 0)) if f.key == "inputs"]
     assert "Most in" not in plain_says  # its columns have no names
 

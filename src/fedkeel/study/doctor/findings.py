@@ -143,10 +143,10 @@ def _columns(m: Measurements) -> str:
     """Name the columns in which clients differ most, and those that are constant at a client."""
     says = ""
     if m.columns_apart:
-        named = enumeration([f"{name} ({distance:.2f})" for name, distance in m.columns_apart])
+        named = enumeration([f"{name!r} ({distance:.2f})" for name, distance in m.columns_apart])
         says += f" Most in {named}."
     if m.constant:
-        named = enumeration([f"{column} at {client}" for column, client in m.constant], 6)
+        named = enumeration([f"{column!r} at {client}" for column, client in m.constant], 6)
         says += f" Constant: {named}."
     return says
 
