@@ -225,7 +225,7 @@ def test_nothing_is_said_without_local_or_a_part_that_is_held_out(make, tmp_path
         for m in methods
     ]
     assert found(trained_on).sentences == []
-    assert "set partition.holdout" in found(trained_on).notes[1]
+    assert "in Python holdout=0.25 of fedkeel.from_clients" in found(trained_on).notes[1]
 
 
 def test_the_terminal_has_it_in_80_columns(make, tmp_path):

@@ -61,6 +61,22 @@ def test_a_run_is_that_of_the_call_in_one_line(tmp_path: Path) -> None:
         study.run("fedavg", seed=3, out=tmp_path)  # another run is there
 
 
+def test_clients_that_hold_examples_out_need_no_test_set() -> None:
+    given = held()
+    x, y = given.x.numpy(), given.y.numpy()
+    parts = {"a": (x[::2], y[::2]), "b": (x[1::2], y[1::2])}
+    shared = {name: SHARED[name] for name in ("task", "rounds", "local", "engine")}
+    clients = fk.from_clients(parts, holdout=0.25)
+    study = fk.Simulation(**{**shared, "clients": clients})
+    kept = clients.data.take(clients.holdout_rows)
+    result = study.run("fedavg")
+    assert result.rows[-1].test.examples == len(kept)
+    same_test = fk.Simulation(**{**shared, "clients": clients, "test": kept}).run("fedavg")
+    assert result.rows[-1].test == same_test.rows[-1].test
+    with pytest.raises(fk.FedkeelError, match=r"fedkeel\.from_clients\(\.\.\., holdout=0\.25\)"):
+        fk.Simulation(**{**shared, "clients": fk.from_clients(parts)})
+
+
 def test_a_comparison_is_that_of_the_call_in_one_line() -> None:
     both = [
         fk.Simulation(**SHARED).compare("fedavg, scaffold", seeds=2, seed=5),

@@ -220,13 +220,17 @@ def _test_set(clients: Federation, test: Test) -> Dataset:
     """Return the test set, made ready as the clients' examples were; or refuse it."""
     if test is None and clients.test is not None:
         return clients.test
+    held_out = clients.holdout_rows
+    if test is None and held_out is not None and len(held_out):
+        return clients.data.take(held_out)
     is_pair = isinstance(test, (tuple, list)) and len(test) == 2
     if not (is_pair or isinstance(test, Dataset) or is_examples(test)):
         raise DataError(
             "'test' is not a test set.",
             got=_described(test),
             expected="a pair (x, y) of inputs and labels, or a fedkeel.Dataset",
-            do="keep some examples from the clients, and give test=(x_test, y_test)",
+            do="give test=(x_test, y_test); or leave it out, and let clients hold out examples, on "
+            "which models are then tested: fedkeel.from_clients(..., holdout=0.25)",
         )
     return like(clients.data, test, "test", clients.how.get("normalize", "none") != "none")
 

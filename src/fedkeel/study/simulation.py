@@ -55,7 +55,7 @@ class Simulation:
         rounds: T, the number of rounds.
         local: local training.
         test: test inputs [N, ...] and labels [N], or what else `fedkeel.dataset` takes; None for
-            the test examples of the clients, see `from_clients`.
+            the test examples of the clients, or else those that they hold out, see `from_clients`.
         public: inputs and labels that all clients have, in any form of `test`, for methods such as
             ``fedmd``; None for none.
         participation: share of the clients in each round; all where nothing is given.

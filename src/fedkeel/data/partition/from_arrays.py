@@ -232,7 +232,8 @@ def from_clients(
     Args:
         clients: the training examples of each client, by name or in a list.
         test: test examples of some clients, by name. They are the test set of `fedkeel.run`, where
-            no other is given; and, without `holdout`, what each client is evaluated on.
+            no other is given, or else what clients hold out is; and, without `holdout`, what each
+            client is evaluated on.
         target: name of the column or key of the target, where one object holds inputs and target.
         drop: names of columns that are not inputs.
         categories: columns of tables that hold categories; see `fedkeel.config.Data`.
