@@ -77,32 +77,41 @@ def test_a_run_keeps_the_name_of_its_folder(
     assert name in {c.folder.name for c in table_runs(load(table), TableRequest(tmp_path))}
 
 
+BASE: dict[str, Any] = {
+    "data": {"source": "mnist"},
+    "model": {"name": "mlp"},
+    "method": "fedavg",
+    "partition": {"kind": "iid", "clients": 5},
+    "local": {"lr": 0.1, "epochs": 1},
+    "rounds": 3,
+}
+
+
 def test_another_file_is_another_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     files = [Path("public.csv"), Path("root.npz"), Path("other_net.py")]
     others = {"small": {"name": "other_net:Net", "clients": [0]}}
     experiment = config.Experiment.model_validate(
-        {
+        BASE
+        | {
             "data": {"source": "mnist", "public": "public.csv"},
             "model": {"name": "mlp", "others": others},
             "root": {"file": "root.npz"},
             "method": "fedmd",
-            "partition": {"kind": "iid", "clients": 5},
         }
     )
     names = []
-    for changed in (None, *files):
-        for file in files if changed is None else (changed,):
-            file.write_text(f"a = {changed is None}", encoding="utf-8")
+    for number, file in enumerate([None, *files]):
+        for written in files if file is None else [file]:
+            written.write_text("a" * (number + 1), encoding="utf-8")
         names.append(digest(experiment))
     assert len(set(names)) == 4
 
 
 def test_noise_that_was_not_a_setting_is_in_no_name() -> None:
-    values = {"data": {"source": "mnist"}, "method": "fedavg"}
     budget = {"epsilon": 4.0, "delta": 1e-3}
     plain, same, tree = (
-        digest(config.Experiment.model_validate({**values, "privacy": budget | noise}))
+        digest(config.Experiment.model_validate(BASE | {"privacy": budget | noise}))
         for noise in ({}, {"noise": "independent"}, {"noise": "tree"})
     )
     assert plain == same != tree

@@ -120,7 +120,6 @@ class Plan:
         server_states: parts that remember at the server.
         fine_tuning: the part that trains clients' models once more to evaluate them, or None.
         personal_prediction: the part that changes what personal models predict, or None.
-        pull: sum of the penalties' pulls; 0 where a part does not preserve them.
         makes_steps: whether local training is a loop of steps, and not the user's own.
     """
 
@@ -156,8 +155,14 @@ class Plan:
     server_states: tuple[ServerState, ...]
     fine_tuning: FineTuning | None
     personal_prediction: PersonalPrediction | None
-    pull: float
     makes_steps: bool = True
+
+    @property
+    def pull(self) -> float:
+        """Sum of the penalties' pulls; 0 where a part does not preserve them."""
+        if not all(traits_of(part).preserves_penalty_pull for part in self.parts):
+            return 0.0
+        return sum(part.pull for part in self.objective.penalties)
 
     @cached_property
     def needs(self) -> frozenset[Capability]:
@@ -341,9 +346,6 @@ def compose(
         server_states=_playing(parts, ServerState),
         fine_tuning=next(iter(_playing(parts, FineTuning)), None),
         personal_prediction=next(iter(_playing(parts, PersonalPrediction)), None),
-        pull=sum(part.pull for part in penalties)
-        if all(traits_of(p).preserves_penalty_pull for p in parts)
-        else 0.0,
         makes_steps=Capability.LOCAL_STEPS in provided,
     )
 

@@ -216,6 +216,8 @@ def digest(experiment: config.Experiment) -> str:
     for table, kind in declared_tables().items():
         if table not in _ALWAYS_NAMED and getattr(experiment, table) == kind.default:
             values.pop(table, None)
+    if values.get("privacy") and values["privacy"]["noise"] == "independent":
+        del values["privacy"]["noise"]
     values["version"] = __version__
     if user_files := _user_file_digests(experiment):
         values["own"] = user_files
@@ -226,12 +228,15 @@ def _user_file_digests(experiment: config.Experiment) -> dict[str, str]:
     """Return digests of the user's files that an experiment names: data, model, methods."""
     digests: dict[str, str] = {}
     names = [name for name in experiment.data.sources if name not in SOURCES]
-    if experiment.data.test is not None:  # always a path, also with the name of a known set
-        names.append(experiment.data.test)
+    # always paths, also with the name of a known set
+    root = getattr(experiment, "root", None)
+    places = (experiment.data.test, experiment.data.public, root and root.file)
+    names += [place for place in places if place is not None]
     for name in names:
         path = expanded(name)
         digests[name] = _digest_of_files(sorted(path.rglob("*")) if path.is_dir() else [path])
-    for module in re.findall(r"([\w.]+):\w", f"{experiment.model.name} {experiment.method}"):
+    code = [experiment.model.name, *(model.name for model in experiment.model.others.values())]
+    for module in re.findall(r"([\w.]+):\w", " ".join([*code, experiment.method])):
         digests[module] = _digest_of_files([Path(*module.split(".")).with_suffix(".py")])
     return digests
 

@@ -289,7 +289,7 @@ class CompiledLoop:
     ) -> State:
         """End the round of one client after S steps, without compiling. See `end`."""
         # by the tape, as where a client trains by itself: so masks are filled in the same order
-        training = with_numbers(self._training_single, run.run.numbers)
+        training = replace(run.training, autograd="eager")  # whose parts have the run's own numbers
         client = _client(training, run.message, client_data, lambda: read_batch(all_examples()))
         client = replace(client, client_info=client_info)
         return _reply(client_finish(client, _local_state(local), steps))
