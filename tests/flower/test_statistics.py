@@ -22,9 +22,11 @@ from fedkeel.features.budget.policy import PolicyError, read_policy
 from fedkeel.flower.node import count_noise
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.node.count_noise import CountNoise, deviation
+from fedkeel.flower.node.statistics import _moments as site_moments
 from fedkeel.flower.node.trainer_process import NodeAnswers
 from fedkeel.flower.protocol import DESCRIBE
 from fedkeel.flower.server.statistics import SHARES_OF_VALUES, collect, read_kinds
+from fedkeel.flower.server.statistics import _moments as read_moments
 from fedkeel.flower.statistics_protocol import (
     STATISTICS,
     TOTALS,
@@ -164,9 +166,7 @@ def test_a_second_sum_of_other_nodes_is_refused_of_rows_in_another_order(
 ) -> None:
     """A server sets the seed, which orders the rows that a function returns."""
     (tmp_path / "my_shuffled.py").write_text(
-        "import numpy as np\n\n\n"
-        "def load():\n"
-        "    return np.eye(40), np.arange(40) % 2\n"
+        "import numpy as np\n\n\ndef load():\n    return np.eye(40), np.arange(40) % 2\n"
     )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.toml").write_text(CONSENT)
@@ -375,6 +375,20 @@ def test_a_small_site_with_noise_tells_of_no_cell_that_noise_alone_could_fill(
     found = collect(grid_of(tmp_path, made, policy), made, ("quantiles",))
     told = [item.value for site in found.sites for c in site.columns for item in c.quantiles]
     assert told.count(None) == len(told)
+
+
+def test_moments_of_small_numbers_are_right_or_none() -> None:
+    """Down to the smallest numbers of float32; of smaller ones there are none."""
+    random = np.random.default_rng(0).normal(2.0, 1.0, 100)
+    for size in (1.0, 2e-11, 2e-14, 1e-25, 1e-38, 1e-44):
+        values = random * size
+        count, mean, spread = read_moments(site_moments(values, 0))
+        assert count == 100
+        assert mean == pytest.approx(values.mean(), rel=1e-12, abs=0.0)
+        assert spread == pytest.approx(random.std() * size, rel=1e-9, abs=0.0)
+    for size in (1e-60, 1e-170):
+        assert read_moments(site_moments(random * size, 0)) == (0, None, None)
+    assert read_moments(site_moments(np.full(3, 1e-38), 0)) == (3, pytest.approx(1e-38), 0.0)
 
 
 def test_statistics_of_arrays_and_of_a_quantity(

@@ -33,8 +33,9 @@ STATISTICS, TOTALS = "query.statistics", "query.totals"
 MAX_COLUMNS = 1_000
 """Columns of which statistics are made. Of more, as of images, only labels are counted."""
 
-LIMBS, LIMB_BITS, PLACES = 6, 32, 64
-"""A real number is a whole number of 192 bits, of which 64 are binary places, in six parts."""
+LIMBS, LIMB_BITS, PLACES = 16, 32, 384
+"""A real number is a whole number of 512 bits, of which 384 are binary places, in 16 parts. So the
+square of each number of float32 has places enough."""
 
 EXAMPLES = "examples"
 """Name of the number of examples, the first of an answer."""

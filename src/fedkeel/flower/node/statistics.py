@@ -48,6 +48,10 @@ Floats = NDArray[np.float64]
 LARGEST = 2.0**48
 """Size of a number from which on a column has no moments."""
 
+FINEST = 2.0**-150
+"""Largest deviation from the mean, unless it is 0, below which a column has no moments: its squares
+would have too few places."""
+
 
 def as_it_is(data: Data) -> Data:
     """Return the settings by which a site's data are read for statistics.
@@ -310,6 +314,8 @@ class _Answer:
 def _moments(known: Floats, also: int) -> Ints:
     """Return number, sum and sum of squares; what counts beside the known is as they are.
 
+    All are 0 where numbers are too large, or lie too close together.
+
     The last is made of the squared deviations from the mean, so that these are exact, too, when the
     server takes the mean off again.
     """
@@ -317,7 +323,9 @@ def _moments(known: Floats, also: int) -> Ints:
     if not np.abs(known).max() < LARGEST:
         return none
     count = len(known)
-    mean = math.fsum(known) / count
+    mean = min(max(math.fsum(known) / count, known.min()), known.max())
+    if 0.0 < np.abs(known - mean).max() < FINEST:
+        return none
     deviations = math.fsum((known - mean) ** 2)
     total = Fraction(mean) * (count + also)
     squares = Fraction(deviations) * (count + also) / count + Fraction(mean) * total
