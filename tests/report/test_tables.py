@@ -13,6 +13,7 @@ from fedkeel.report.tables import (
     terminal_table,
     visible_columns,
 )
+from fedkeel.report.text_table import TextTable
 
 
 def run(best, *, traffic=1, ms=10.0, target=0.8, reached=True):
@@ -176,3 +177,17 @@ def test_a_target_that_nobody_reached_is_shown():
 def test_a_terminal_never_cuts_a_short_name(groups):
     for width in range(60, 120):
         assert "fedavg" in shown(result_rows(groups), width)
+
+
+def test_a_heading_is_shown_as_it_is() -> None:
+    """It may be the name of a site, which is neither markup nor a command of the terminal."""
+    names = ("site[/x]", "[bold]site", "a\x1b[2Jb", "missing\n%")
+    table = TextTable(("label", *names), [("yes", *"1234")], has_code=False)
+    stream = io.StringIO()
+    Console(width=100, file=stream, force_terminal=True, color_system=None).print(table.terminal())
+    text = stream.getvalue()
+    assert all(name in text for name in (*names[:2], r"a\x1b[2Jb"))
+    assert "\x1b[2J" not in text
+    first, second = [line for line in text.splitlines() if line.strip()][:2]
+    assert first.rstrip().endswith("missing")
+    assert second.rstrip().endswith("%")

@@ -120,12 +120,13 @@ class TextTable:
             caption_justify="left",
         )
         for place, heading in enumerate(self.headings):
+            head = Text(_printable_lines(heading))  # it may be a name from elsewhere: no markup
             if place in self.texts:
-                table.add_column(heading, overflow="fold")
+                table.add_column(head, overflow="fold")
             else:
-                table.add_column(heading, justify="right", no_wrap=not is_wrapped)
+                table.add_column(head, justify="right", no_wrap=not is_wrapped)
         for index, row in enumerate(self.rows):
-            texts = ["\n".join(map(printable, cell.split("\n"))) for cell in row]
+            texts = list(map(_printable_lines, row))
             texts[0] = wrapped(texts[0]) if self.has_code else texts[0]
             marks = ("bold" if (index, place) in self.marked else "" for place in range(len(row)))
             table.add_row(*map(Text, texts, marks))
@@ -141,6 +142,11 @@ class TextTable:
                 for place, (cell, width) in enumerate(zip(row, widths, strict=True))
             )
             yield "  ".join(cells).rstrip()
+
+
+def _printable_lines(text: str) -> str:
+    """Return a text as a terminal may show it, with its line breaks."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def latex_text(text: str) -> str:
