@@ -120,6 +120,9 @@ NONE, NOT_ALLOWED = "There is no GPU that torch can use", "does not allow the de
         (1, "gpu", None, ConfigError, "A node has no such device"),
         (1, "cpu,cuda:0", None, ConfigError, "A node has no such device"),
         (1, "auto,cuda:0", None, ConfigError, "A node has no such device"),
+        (1, "cuda:0,cuda:0", None, ConfigError, "the same device twice"),
+        (2, "cuda, cuda:0", None, ConfigError, "the same device twice"),
+        (0, "cpu,cpu", None, ConfigError, "the same device twice"),
     ],
 )
 def test_what_is_refused(

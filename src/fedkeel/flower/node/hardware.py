@@ -70,7 +70,7 @@ class Hardware:
         """Return the choice that the keys ``device`` and ``engine`` of a configuration make.
 
         Raises:
-            ConfigError: they name no device, or no engine of a node.
+            ConfigError: they name no device, or one twice, or no engine of a node.
         """
         engine = str(values.get("engine", "auto"))
         if engine not in ENGINES:
@@ -90,6 +90,7 @@ class Hardware:
                 got=f"device = {words!r}",
                 expected="auto, cpu, cuda, or names such as cuda:0, with commas between several",
             )
+        _refuse_repeated(devices)
         return cls(devices, cast(NodeEngine, engine))
 
     def place(self, wish: config.Engine, policy: Policy | None = None) -> NodePlace:
@@ -101,6 +102,7 @@ class Hardware:
             policy: the site's own, which may name the devices.
 
         Raises:
+            ConfigError: the operator names a device twice.
             PolicyError: the policy does not allow the operator's device, or leaves none.
             RunError: there is no such GPU.
         """
@@ -131,12 +133,14 @@ class Hardware:
         """Return the devices that the operator names.
 
         Raises:
+            ConfigError: ``cuda`` is one that is named as well.
             RunError: there is no such GPU.
         """
         there = available_gpus()
         if self.devices[0] != CPU and not there:
             raise missing_gpu("start the node with --device auto or cpu")
         names = [(gpus or there)[0] if name == "cuda" else name for name in self.devices]
+        _refuse_repeated(names)
         missing = [name for name in names if name != CPU and name not in there]
         if missing:
             raise RunError(
@@ -150,3 +154,14 @@ class Hardware:
 def _is_allowed(name: str, allowed: Sequence[str] | None) -> bool:
     """Return whether a policy lets a node train on a device; ``cuda`` stands for any GPU."""
     return allowed is None or name in allowed or name.partition(":")[0] in allowed
+
+
+def _refuse_repeated(devices: Sequence[str]) -> None:
+    """Refuse a device that is named twice: two processes would share its memory."""
+    if len(set(devices)) < len(devices):
+        raise ConfigError(
+            "A node is to train on the same device twice.",
+            got=f"device = {', '.join(devices)}",
+            expected="each device once",
+            why="two processes would share its memory, and be no faster",
+        )
