@@ -26,7 +26,7 @@ from fedkeel.flower.node.hardware import PLAIN, NodePlace
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.several_devices import SeveralDevices, shares
 from fedkeel.flower.node.training import PATIENCE, ClientStart, DeviceTraining, PlainTraining
-from fedkeel.flower.protocol import UNTOLD
+from fedkeel.flower.protocol import UNTOLD, NodeTraining
 from fedkeel.method.context import Message
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.result import Result
@@ -344,6 +344,17 @@ def test_several_devices_share_the_clients_of_a_node(tmp_path: Path, method: str
     assert [row.faults for row in far.rows] == [{}] * 4
     one = run(made, tmp_path / "one", (COMPILED,))
     assert all(torch.equal(far.params[name], t) for name, t in one.params.items())
+
+
+def test_each_device_of_a_node_is_named_once() -> None:
+    """Also where a process has trained, and one that began before it has not."""
+    made = prepared("fedavg")
+    several = SeveralDevices(made.spec, NodePlace(("cpu", "cuda:1", "cuda:2"), "vectorized"), 1)
+    several._reports[1] = NodeTraining(engine="vectorized", device="cuda:2")
+    assert several.report.device == "cpu, cuda:1, cuda:2"
+    several._reports[0] = NodeTraining(engine="vectorized", device="cuda:1", reasons=("slow",))
+    assert several.report.device == "cpu, cuda:1, cuda:2"
+    assert several.report.reasons == ("slow",)
 
 
 def test_the_shares_of_devices_are_about_as_large() -> None:

@@ -66,10 +66,12 @@ class SeveralDevices:
     @property
     def report(self) -> NodeTraining:
         """What the server is told of it."""
-        reports = [self._first.report, *self._reports.values()]
+        told = sorted(self._reports.items())
+        reports = [self._first.report, *(report for _, report in told)]
         reasons = tuple(dict.fromkeys(text for report in reports for text in report.reasons))
-        devices = [report.device for report in reports]
-        devices += [place.devices[0] for _, place, *_ in self._arguments[len(self._reports) :]]
+        named = {number: place.devices[0] for number, (_, place, *_) in enumerate(self._arguments)}
+        of_others = named | {number: report.device for number, report in told}
+        devices = [reports[0].device, *of_others.values()]
         return reports[0].model_copy(
             update={
                 "device": ", ".join(devices)[:200],
