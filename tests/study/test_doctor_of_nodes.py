@@ -142,6 +142,11 @@ def test_mistakes_of_the_command(tmp_path: Path) -> None:
         (["doctor", file], "--statistics FILE, judges the statistics"),
         (["doctor", file, "--kinds", "labels"], "--kinds goes with --federation"),
         (["doctor", file, "--federation", "here", "--kinds", "names"], "no such statistics"),
+        ([*words, "--federation", "here", "--secure"], "have policies and keys of their own"),
+        ([*words, "--federation", "here", "--policy", file], "have policies and keys of their own"),
+        (["doctor", file, "--statistics", file, "--methods", "fedavg"], "--methods goes neither"),
+        (["doctor", file, "--federation", "here", "--jobs", "1"], "--jobs goes neither"),
+        (["doctor", file, "--statistics", file, "--rounds", "2"], "--rounds goes neither"),
     )
     for case, reason in cases:
         done = call(*case)

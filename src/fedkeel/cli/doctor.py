@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def doctor(
     methods: str = typer.Option(
         None, "--methods", help="Methods that are tried, separated by commas; all that suit else."
     ),
-    jobs: int = typer.Option(1, "--jobs", min=1, help="Runs at a time."),
+    jobs: int = typer.Option(None, "--jobs", min=1, help="Runs at a time; 1 else."),
     statistics: Path = typer.Option(
         None, "--statistics", help="Judge the sites of this file of fedkeel flower stats."
     ),
@@ -70,6 +71,7 @@ def doctor(
             why="it says which statistics the sites of a federation are asked for",
         )
     if statistics is not None or federation is not None:
+        _refuse_trials({"--rounds": rounds, "--methods": methods, "--jobs": jobs})
         _judge_sites(experiment, statistics, federation, kinds or KINDS, out, as_json)
         return
     if experiment.data.source == "nodes":
@@ -92,7 +94,7 @@ def doctor(
     ingredients = gather(experiment)
     with shown_progress(quiet) as display:
         follow = WithoutScores(display)
-        record = examine(experiment, ingredients, rounds, out, follow, jobs, chosen)
+        record = examine(experiment, ingredients, rounds, out, follow, jobs or 1, chosen)
     values = record.to_json()
     write_text(out / "doctor.json", json.dumps(values, indent=1, allow_nan=False) + "\n")
     advised = out / "advised.toml"
@@ -101,6 +103,21 @@ def doctor(
     show(as_json, values, terminal_page(record))
     say(stderr(), f"page    {page}")
     say(stderr(), f"next    fedkeel tune {advised}")
+
+
+def _refuse_trials(options: Mapping[str, object]) -> None:
+    """Refuse options of trials where sites are judged by their statistics.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"{given[0]} goes neither with --statistics nor with --federation.",
+            why="it is of trials, and without the examples of the sites nothing is trained",
+            do="leave it out",
+        )
 
 
 def _judge_sites(

@@ -199,6 +199,13 @@ def stats(
     chosen = ",".join(read_kinds(kinds))
     out = Path("runs") / f"{experiment.name}-statistics" if out is None else out
     if federation is not None and not data:
+        if policy is not None or secure:
+            raise ConfigError(
+                "--policy and --secure go with --data.",
+                got="--federation with " + ("--secure" if policy is None else "--policy"),
+                why="the nodes of a federation that is up have policies and keys of their own",
+                do="leave it out",
+            )
         found = of_federation(experiment, out, federation, chosen)
     else:
         configs = configs_with_policy(experiment, data or [], policy, federation)
