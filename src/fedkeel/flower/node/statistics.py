@@ -199,8 +199,9 @@ class _Answer:
     """Makes the parts of an answer.
 
     No count lies between 1 and the minimum: neither of a label, a category, missing values or a
-    cell, nor what is left of a sum. Sums of moments may tell more, see the guide. Where fewer values than that are missing in a column, none counts as missing, and they
-    count as the others do; where fewer are known, none is known.
+    cell, nor what is left of a sum. Sums of moments may tell more, see the guide. Where fewer
+    values than that are missing in a column, none counts as missing, and they count as the others
+    do; where fewer are known, none is known.
 
     Args:
         data: of the site, as they are.
