@@ -125,6 +125,15 @@ def test_a_sampled_run_that_is_repeated_is_charged_by_the_cheaper_account(tmp_pa
     assert answer(other, [2], **often) == composed_epsilon(kinds, 1e-5)
 
 
+def test_a_repeated_round_of_a_tree_is_charged_with_all_nodes_that_it_is_in(tmp_path: Path) -> None:
+    """The tree of a pass of 16 rounds: an update is in 5 sums, so 16 rounds have 5 releases."""
+    ledger = Ledger(tmp_path / "ledger.json")
+    plan = planned(planned=16, count=5)
+    for round, count in ((3, 5), (3, 10), (9, 10), (3, 15)):
+        ledger.charge_run(plan, round, POLICY.model_copy(update={"epsilon": 9e9}), again=5)
+        assert [entry.count for entry in ledger.read()] == [count]
+
+
 def test_another_plan_under_the_same_name_is_charged_anew(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.json")
     answer(ledger, [0])

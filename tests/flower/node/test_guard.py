@@ -202,6 +202,31 @@ def test_a_client_level_run_is_charged_as_a_whole(tmp_path: Path) -> None:
     assert "is spent" in reasons.pop()
 
 
+def test_a_repeated_answer_in_a_tree_is_charged_as_one_pass(tmp_path: Path) -> None:
+    """Passes of 3 rounds: a client is in 2 sums of each tree. All 9 rounds are answered."""
+    privacy = fk.Privacy(epsilon=4.0, delta=0.01, noise="tree")
+    cohort = fk.Cohort(clients=1, sampling="in_turn")
+    made = run("fedavg", privacy=privacy, cohort=cohort, rounds=9)
+    grid = guarded(made, tmp_path, Policy(epsilon=1e9, delta=0.01, unit="client"))
+    guard = grid.nodes[NODE].guard
+    assert guard is not None
+    rounds = [r for r in range(9) if 1 in select(cohort, np.ones(3), made.settings.seed, r).clients]
+    assert len(rounds) == 3
+    counts = []
+    for number in (*rounds, rounds[-1]):
+        request = Request(
+            run="a",
+            round=number,
+            agreement=grid.nodes[NODE].agreement,
+            data_digest="",
+            lr=0.1,
+            clients=(ClientRequest(client=1, **NEW),),
+        )
+        guard.admit(made.setup, request, request.clients[0])
+        counts.append(charged(tmp_path)[0][2])
+    assert counts == [6, 6, 6, 8]
+
+
 def test_runs_under_one_name_cost_what_runs_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,18 +140,20 @@ class Ledger:
                     entries = _with_more(entries, spending)
             return self._charge(before, [entries], policy, "answer")
 
-    def charge_run(self, plan: Spent, round: int, policy: Policy) -> float:
+    def charge_run(self, plan: Spent, round: int, policy: Policy, again: int = 1) -> float:
         """Write what an answer to a round of a planned run spends; return the site's epsilon.
 
         The first answer is charged with all planned rounds. They pay for one answer to each round,
         in the order of the rounds. The server chooses the run's name and may use it again, so an
-        answer to an earlier round, or to another plan, is charged anew: an earlier round as a
-        release without any gain by sampling, or as a second run of this plan, whichever costs less.
+        answer to an earlier round, or to another plan, is charged anew: an earlier round
+        without any gain by sampling, or as a second run of this plan, whichever costs less.
 
         Args:
             plan: the run, with `planned` and the `count` of its releases.
             round: which of its rounds is answered, from 0.
             policy: has the limit.
+            again: number of releases of one more answer: where noise is shared by a tree, an update
+                is in several sums of it.
 
         Raises:
             PolicyError: as for `charge`; or the plan has no such round.
@@ -172,7 +174,7 @@ class Ledger:
             if round >= charged.next_round:
                 paid = plan.model_copy(update={"count": 0})
                 return self._charge(before, [_with_more(before, paid)], policy, "answer")
-            single = vars(Release()) | {"count": 1, "next_round": charged.next_round}
+            single = vars(Release()) | {"count": again, "next_round": charged.next_round}
             ways = [_with_more(before, plan.model_copy(update=single))]
             if plan.release != Release():
                 ways.append(_with_more(before, plan))

@@ -17,6 +17,7 @@ from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX
 from fedkeel.features.budget.accountant import Release, composed_epsilon
+from fedkeel.features.budget.budget_account import Budget
 from fedkeel.features.budget.feature import account_of, privacy_of
 from fedkeel.features.budget.ledger import Ledger, Spent
 from fedkeel.features.budget.legality import CLIENT_PARTS, EXAMPLE_PART
@@ -128,8 +129,12 @@ class Guard:
         )
         if self._trusts_server:
             self._check_drawn(request.round, item.client)
-            plan = {"planned": count, "plan": request.agreement.experiment}
-            ledger.charge_run(spending.model_copy(update=plan), request.round, self.policy)
+            schedule = self._account.schedule
+            plan = {"planned": schedule.rounds, "plan": request.agreement.experiment}
+            in_a_pass = schedule.releases_of_clients(min(max(schedule.tree, 1), schedule.rounds))
+            ledger.charge_run(
+                spending.model_copy(update=plan), request.round, self.policy, in_a_pass
+            )
             return setup
         ledger.charge(spending, self.policy)
         return replace(setup, seed=secrets.randbits(63))
@@ -235,13 +240,18 @@ class Guard:
         """Whether the noise is the server's, which is then charged for the whole run at once."""
         return not self.policy.sigma and self.policy.unit == "client"
 
+    @property
+    def _account(self) -> Budget:
+        budget = account_of(self.prepared)
+        if budget is None:
+            raise PolicyError("The run has no noise that the policy of this site could count.")
+        return budget
+
     def _spending(self, client: int, done: int) -> tuple[Release, float, int]:
         """Return the releases, their noise and their number, of an answer or of a whole run."""
         if self.policy.sigma:
             return Release(), self.policy.sigma, 1
-        budget = account_of(self.prepared)
-        if budget is None:
-            raise PolicyError("The run has no noise that the policy of this site could count.")
+        budget = self._account
         schedule = budget.schedule
         if self._trusts_server:
             return (
