@@ -16,9 +16,11 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.local import train_client
 from fedkeel.errors import CompositionError, ConfigError, DataError
+from fedkeel.features.budget.report import PrivacyReport
 from fedkeel.features.root.examples import drawn, read_file, without
 from fedkeel.features.root.training import RootTraining
 from fedkeel.method.server_round import server_message
+from fedkeel.report.runs import load_runs
 from fedkeel.runner.feature_hooks import Hooks
 from fedkeel.runner.features import hooks_of
 from fedkeel.runner.result import Result
@@ -161,6 +163,23 @@ def test_a_file_has_them_too(tmp_path: Path) -> None:
     changed = prepared("fltrust", root=other, dtype="float64")
     assert changed.key != run.key
     assert not same(start(changed), result)
+
+
+def test_a_privacy_budget_does_not_cover_them(tmp_path: Path) -> None:
+    private = {"privacy": fk.Privacy(epsilon=4.0, delta=0.01, unit="example"), "rounds": 1}
+    with pytest.raises(ConfigError, match="does not cover the server's examples") as refused:
+        prepared("fltrust", root=ROOT, **private)
+    assert "without noise" in str(refused.value)
+    assert "root.file" in str(refused.value)
+    own = held(12)
+    root = written(tmp_path, x=own.x.numpy(), label=own.y.numpy())
+    start(prepared("fltrust", root=root, **private), tmp_path / "run")
+    (method,) = load_runs([tmp_path / "run"])
+    (told,) = PrivacyReport.notes([method])
+    assert "(example level); the server's own examples (root.file) are not protected." in told
+    for unused in (ROOT, root):  # fedavg has no use for them
+        says = start(prepared("fedavg", root=unused, **private)).record.privacy.says
+        assert "not protected" not in says
 
 
 def test_inputs_of_a_file_are_prepared_as_those_of_the_clients(tmp_path: Path) -> None:

@@ -12,12 +12,17 @@ from fedkeel.engine.prepared import Draft, Prepared
 from fedkeel.features.budget.budget_account import Budget, described, weak_points
 from fedkeel.features.budget.declaration import PrivacyDeclaration
 from fedkeel.features.budget.hooks import BudgetKeeper
-from fedkeel.features.budget.legality import EXAMPLE_PART, check_participation
+from fedkeel.features.budget.legality import (
+    EXAMPLE_PART,
+    check_participation,
+    check_server_examples,
+)
 from fedkeel.features.budget.noise_forecast import loud_noise, noise_without_account
 from fedkeel.features.budget.private_method import with_privacy
-from fedkeel.features.budget.record import PrivacyRecord
+from fedkeel.features.budget.record import SERVER_EXAMPLES, PrivacyRecord
 from fedkeel.features.budget.secret import key_digest, server_seed
 from fedkeel.features.budget.settings import Privacy
+from fedkeel.method.part import Capability
 from fedkeel.runner.feature import Feature
 
 
@@ -32,6 +37,7 @@ class PrivacyBudget(Feature):
     def wrap(self, draft: Draft) -> Draft:
         """Return the run with noise that keeps the budget."""
         check_participation(draft)
+        check_server_examples(draft)
         training, account = with_privacy(
             draft.settings,
             self.settings,
@@ -73,6 +79,7 @@ class AccountedBudget(PrivacyBudget):
         """Return the budget, its noise and what is counted."""
         account, settings = self.account, self.settings
         is_of_examples = settings.unit == "example"
+        has_own = Capability.ROOT_EXAMPLES in prepared.plan.needs
         return PrivacyRecord(
             unit=settings.unit,
             epsilon=settings.epsilon,
@@ -81,7 +88,7 @@ class AccountedBudget(PrivacyBudget):
             sigma=account.sigma,
             is_calibrated=account.is_calibrated,
             accountant=account.kind,
-            says=described(account),
+            says=described(account) + (f"; {SERVER_EXAMPLES}" if has_own else ""),
         )
 
     def hooks(self, prepared: Prepared) -> BudgetKeeper:

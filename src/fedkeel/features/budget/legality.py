@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fedkeel.engine.prepared import Draft
 from fedkeel.errors import CompositionError, ConfigError
+from fedkeel.features.root.declaration import RootDeclaration
 from fedkeel.method.compose import Plan
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.roles import (
@@ -135,6 +136,24 @@ def _refused(part: Part, reason: str, unit: str) -> CompositionError:
         why=f"it {reason}, and the budget would not cover it",
         do=f"drop {part.name}, or the table [privacy]",
     )
+
+
+def check_server_examples(draft: Draft) -> None:
+    """Refuse a server that trains on examples of the clients', without noise.
+
+    Raises:
+        ConfigError: names the part and what to do.
+    """
+    part = next((p for p in draft.training.plan.parts if Capability.ROOT_EXAMPLES in p.needs), None)
+    root = getattr(draft.settings, RootDeclaration.table)
+    if part is not None and root is not None and root.examples is not None:
+        raise ConfigError(
+            f"A privacy budget does not cover the server's examples, which {part.name} needs.",
+            got=f"root.examples = {root.examples}, drawn from those of the clients",
+            expected="examples that need no protection",
+            why="the server trains on them in every round without noise",
+            do="name a file with such examples: root.file = 'root.npz'; or drop [privacy]",
+        )
 
 
 def check_participation(draft: Draft) -> None:

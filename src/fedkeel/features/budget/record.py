@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+SERVER_EXAMPLES = "the server's own examples (root.file) are not protected"
+"""What a record says of a method that trains at the server."""
+
 
 @dataclass(frozen=True)
 class PrivacyRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedkeel.features.budget.record import PrivacyRecord
+from fedkeel.features.budget.record import SERVER_EXAMPLES, PrivacyRecord
 from fedkeel.report.feature_report import FeatureReport
 from fedkeel.report.formatting import quoted
 from fedkeel.report.runs import MethodResults
@@ -32,9 +32,11 @@ def _spent(method: MethodResults) -> str:
     if not isinstance(record, PrivacyRecord) or not spent:
         return ""
     most = " at most" if len(set(spent)) > 1 else ""
+    unprotected = f"; {SERVER_EXAMPLES}" if SERVER_EXAMPLES in record.says else ""
     return (
         f"Privacy of {quoted(method.label)}: epsilon{most} {max(spent):.3g} of {record.epsilon:g} "
         f"is spent at delta {record.delta:g}; it protects {_PROTECTED[record.unit]} "
-        f"({record.unit} level). Mechanism: {quoted(record.part)} clips, and adds Gaussian noise "
-        f"of {record.sigma:.4g} times the bound; {record.accountant.upper()} accounting."
+        f"({record.unit} level){unprotected}. Mechanism: {quoted(record.part)} clips, and adds "
+        f"Gaussian noise of {record.sigma:.4g} times the bound; "
+        f"{record.accountant.upper()} accounting."
     )
