@@ -178,6 +178,13 @@ def test_what_cannot_be_digested_is_refused() -> None:
     assert "data.public" in str(caught.value)
 
 
+def test_what_holds_parameters_still_is_refused_beside_steps_on_public_inputs() -> None:
+    for other in ("fedrep", "fedbabu", "rolora"):
+        with pytest.raises(CompositionError, match=f"{other} needs OWN_STEPS_ALONE, which fedmd"):
+            parse(f"fedmd+{other}")
+    assert parse("fedrep+fedprox").phases is not None
+
+
 def test_public_inputs_can_be_given_in_python() -> None:
     x, y = PUBLIC.x.numpy(), PUBLIC.y.numpy()
     result = fk.run(

@@ -64,7 +64,9 @@ from fedkeel.task.parameter_names import ParameterLayout
 
 R = TypeVar("R", bound=Part)
 
-LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
+LOOP = frozenset(
+    {Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES, Capability.OWN_STEPS_ALONE}
+)
 """What the client loop always provides."""
 SERVER = frozenset({Capability.SEPARATE_UPDATES, Capability.FRESH_UPDATES, Capability.ONE_MODEL})
 """What the server round provides unless a part breaks it."""
@@ -465,6 +467,7 @@ def needs_of(part: Part) -> frozenset[Capability]:
         Capability.SHARED_PARAMETERS: acts_on_shared(part),
         Capability.FRESH_UPDATES: compares_updates(part),
         Capability.ONE_MODEL: isinstance(part, (*_AFTER_UPDATES, ServerPolicy)),
+        Capability.OWN_STEPS_ALONE: isinstance(part, Phases),
     }
     return part.needs.union(capability for capability, is_needed in needs.items() if is_needed)
 
@@ -523,6 +526,7 @@ def broken_by(part: Part) -> frozenset[Capability]:
         Capability.SEPARATE_UPDATES: traits.merges_updates,
         Capability.SHARED_PARAMETERS: traits.shares_nothing,
         Capability.ONE_MODEL: isinstance(part, ReceivedModel),
+        Capability.OWN_STEPS_ALONE: isinstance(part, PublicTraining),
     }
     return part.breaks.union(capability for capability, is_broken in broken.items() if is_broken)
 
@@ -536,6 +540,7 @@ WHY = {
     Capability.SHARED_PARAMETERS: "acts on those",
     Capability.FRESH_UPDATES: "takes all updates of a step as moves from one model, or sends back "
     "what it made of the last step",
+    Capability.OWN_STEPS_ALONE: "says of these which parameters they train, and of no others",
     Capability.ONE_MODEL: "makes one step of all updates, or sends what it made of them to all",
 }
 """What a part does with what it needs, and another part breaks."""

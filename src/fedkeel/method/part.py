@@ -36,6 +36,7 @@ class Capability(Enum):
     LOCAL_STEPS = "local steps that fedkeel makes"
     ROOT_EXAMPLES = "examples at the server, on which it trains as a client does"
     PUBLIC_INPUTS = "public inputs, the same ones at every client"
+    OWN_STEPS_ALONE = "no local steps but those on a client's own examples"
 
 
 class Stage(IntEnum):
