@@ -195,6 +195,9 @@ ILLEGAL = {
     **{(each, several): BROKEN for each in OF_ALL for several in ("ifca", "fedamp")},
     **{(start, "fedamp"): SLOT for start in START},
     ("minibatch_sgd", "fedamp"): BROKEN,
+    # steps on public inputs are in no phase
+    **{(each, "fedmd"): BROKEN for each in ("fedrep", "fedbabu")},
+    ("fedmd", "rolora"): BROKEN,
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 
