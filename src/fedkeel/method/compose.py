@@ -164,7 +164,7 @@ class Plan:
         """Sum of the penalties' pulls; 0 where a part does not preserve them."""
         if not all(traits_of(part).preserves_penalty_pull for part in self.parts):
             return 0.0
-        return sum(part.pull for part in _playing(self.parts, Penalty))
+        return sum((part.pull for part in _playing(self.parts, Penalty)), 0.0)
 
     @cached_property
     def needs(self) -> frozenset[Capability]:

@@ -12,6 +12,7 @@ class PrivacyDeclaration(Declaration):
 
     feature = "fedkeel.features.budget.feature:PrivacyBudget"
     table = "privacy"
+    needs = ("root",)  # whose examples no budget covers
     settings_class = Privacy
     meaning = "the budget of differential privacy; None runs without."
     record_class = PrivacyRecord
