@@ -24,6 +24,7 @@ PLACES = (
 CODE = (
     "method",
     "model.name",
+    "model.others.name",  # of each network, read under the key of the first one
     "task.loss",
     "task.metrics",
     "task.score",

@@ -520,7 +520,6 @@ class Round:
             side by side. nan where the local optimiser's path is not a sum of gradients.
         lr: local learning rate of the round; [] where the end of a round is recorded for many.
         make_all_examples_step: makes a step whose batch is all examples of the client.
-        make_public_step: makes a step whose batch is all public inputs.
         broadcast: what this part's server half sent.
         client_state: what this part kept for the client from its last round.
         carry: what this part carried out of the last step.
@@ -533,6 +532,7 @@ class Round:
         part: name of the part.
         nonlinear_part: name of a part, or of the local optimiser, that makes the local path
             something else than a weighted sum of gradients; "" for none.
+        make_public_step: makes a step whose batch is all public inputs; None without such.
     """
 
     start: Tree
@@ -542,7 +542,6 @@ class Round:
     path_length: float | Tensor
     lr: float | Tensor
     make_all_examples_step: Callable[[], Step]
-    make_public_step: Callable[[], Step]
     broadcast: State = field(default_factory=dict)
     client_state: State = field(default_factory=dict)
     carry: State = field(default_factory=dict)
@@ -553,6 +552,7 @@ class Round:
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     part: str = ""
     nonlinear_part: str = ""
+    make_public_step: Callable[[], Step] | None = None
 
     def all_examples_step(self) -> Step:
         """Return a step whose batch is all examples of the client, with this part's namespaces.
@@ -563,7 +563,16 @@ class Round:
         return self.make_all_examples_step().view(self.part)
 
     def public_step(self) -> Step:
-        """Return a step whose batch is all public inputs, for PUBLIC_INPUTS."""
+        """Return a step whose batch is all public inputs; who asks for it needs PUBLIC_INPUTS.
+
+        Raises:
+            CompositionError: there are no public inputs.
+        """
+        if self.make_public_step is None:
+            raise CompositionError(
+                f"{self.part!r} asks for public inputs, and there are none.",
+                do=f"let {self.part!r} say that it needs PUBLIC_INPUTS",
+            )
         return self.make_public_step().view(self.part)
 
     def mean_grad(self) -> Tree:

@@ -23,6 +23,7 @@ WITHOUT_STEPS = EVERYTHING - {Capability.LOCAL_STEPS}
 IN_STEPS = {
     "training phases",
     "preparation",
+    "training on public inputs",
     "second local model",
     "criterion",
     "loss term",

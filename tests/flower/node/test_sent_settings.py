@@ -164,6 +164,7 @@ VALUES = {
         "model.lora.layers",
         "model.lora.train",
     ),
+    *("model.others", "model.others.args", "model.others.head", "model.others.clients"),
     *("compare.methods", "tune.space", "tune.method"),
 }
 """Settings that hold texts which name neither code nor a place: columns, labels, layers, devices;

@@ -334,7 +334,7 @@ def the_weightless_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeel.runner.round_record.nbytes", lambda state: 7)
+    monkeypatch.setattr("fedkeel.engine.message_state.nbytes", lambda state: 7)
 
 
 @pytest.mark.parametrize(

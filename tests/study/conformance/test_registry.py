@@ -87,7 +87,7 @@ ALL = dict.fromkeys([*NAMED, *COMPOSITIONS, *OPTIONS])
 TELLING = [
     *("fedavg", "scaffold", "fedbuff(buffer=3)", "mifa", "fedacg", "scaffnew", "fedrod", "ditto"),
     *("ffalora", "fedproto", "perfedavg", "fedala", "dpquantile", "fedadamw", "fednova", "mime"),
-    *("fedreg", "fedgh", "knnper", "fedmlb", "fedcurv+mime", "ifca", "fedamp"),
+    *("fedreg", "fedgh", "knnper", "fedmlb", "fedcurv+mime", "ifca", "fedamp", "fedmd"),
 ]
 """Methods that get the quick checks in the fast selection: among them is one at least of each role
 and of each kind of memory, message and local work. There are no such parts in `FAST`."""
