@@ -45,6 +45,7 @@ DIAGNOSE = (
 
 PICTURES = {
     "headline": Picture(DIGITS, "digits/report.html", ("header.top", "#results"), height=800),
+    "report": Picture(DIGITS, "digits/report.html", ("header.top", "#results"), height=1500),
     "curves": Picture(DIGITS, "digits/report.html", ("#curves",), height=690),
     "labels": Picture(DIGITS, "digits/report.html", ("#data",)),
     "cost": Picture(DIGITS, "digits/report.html", ("#cost",)),
