@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +191,17 @@ Accuracy on the test examples of each, %.
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=Path, default=Path("benchmarks/results/robust.jsonl"))
+def make(
+    about: str | None,
+    file: str,
+    keys: Sequence[str],
+    jobs: Iterable[dict[str, Any]],
+    run: Callable[[dict[str, Any]], dict[str, Any]],
+    page: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """Read the command line, and make the rows that are missing, or the page of those there are."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--rows", type=Path, default=Path("benchmarks/results", file))
     parser.add_argument("--page", type=Path, help="write the page and run nothing")
     options = parser.parse_args()
     lines = options.rows.read_text().splitlines() if options.rows.exists() else []
@@ -201,14 +209,13 @@ def main() -> None:
     if options.page is not None:
         options.page.write_text(page(rows), encoding="utf-8")
         return
-    keys = ("skew", "attack", "defence", "seed")
-    done = {tuple(row[k] for k in keys) for row in rows}
+    done = {tuple(row[key] for key in keys) for row in rows}
     torch.set_num_threads(1)
-    for job in jobs():
-        if tuple(job[k] for k in keys) not in done:
-            with options.rows.open("a") as file:
-                file.write(json.dumps(run(job)) + "\n")
+    for job in jobs:
+        if tuple(job[key] for key in keys) not in done:
+            with options.rows.open("a") as rows_file:
+                rows_file.write(json.dumps(run(job)) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    make(__doc__, "robust.jsonl", ("skew", "attack", "defence", "seed"), jobs(), run, page)

@@ -10,8 +10,6 @@ file, and runs nothing.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from robust import make
 from torch import nn
 
 import fedkeel as fk
@@ -162,24 +160,5 @@ Attack success rate of the backdoor, %: lower is better.
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=Path, default=Path("benchmarks/results/robust_mnist.jsonl"))
-    parser.add_argument("--page", type=Path, help="write the page and run nothing")
-    options = parser.parse_args()
-    lines = options.rows.read_text().splitlines() if options.rows.exists() else []
-    rows = [json.loads(line) for line in lines]
-    if options.page is not None:
-        options.page.write_text(page(rows), encoding="utf-8")
-        return
-    keys = ("attack", "defence", "seed")
-    done = {tuple(row[k] for k in keys) for row in rows}
-    torch.set_num_threads(1)
-    for job in jobs():
-        if tuple(job[k] for k in keys) not in done:
-            with options.rows.open("a") as file:
-                file.write(json.dumps(run(job)) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    make(__doc__, "robust_mnist.jsonl", ("attack", "defence", "seed"), jobs(), run, page)

@@ -216,8 +216,6 @@ def digest(experiment: config.Experiment) -> str:
     for table, kind in declared_tables().items():
         if table not in _ALWAYS_NAMED and getattr(experiment, table) == kind.default:
             values.pop(table, None)
-    if values.get("privacy") and values["privacy"]["noise"] == "independent":
-        del values["privacy"]["noise"]
     values["version"] = __version__
     if user_files := _user_file_digests(experiment):
         values["own"] = user_files

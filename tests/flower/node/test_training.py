@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,12 +20,13 @@ from fedkeel import config
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, TrainingError
 from fedkeel.features.budget.policy import Policy
-from fedkeel.flower.node import choose_training, training
+from fedkeel.flower.node import choose_training, several_devices, training
 from fedkeel.flower.node.choose_training import make_training
 from fedkeel.flower.node.guard import Guard
 from fedkeel.flower.node.hardware import PLAIN, NodePlace
+from fedkeel.flower.node.log import public_reason
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.several_devices import SeveralDevices, shares
 from fedkeel.flower.node.training import PATIENCE, ClientStart, DeviceTraining, PlainTraining
@@ -392,6 +396,27 @@ def test_an_error_on_another_device_is_that_of_its_client(tmp_path: Path) -> Non
     ((reason, failed),) = result.rows[1].faults.items()
     assert failed == [2]
     assert reason.startswith("failed: TrainingError: Training failed at client 2")
+
+
+def test_an_error_of_the_users_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> Any:
+        raise LookupError("mine")
+
+    monkeypatch.setattr(DeviceTraining, "train", fails)
+    made = prepared("fedavg")
+    ours, theirs = Pipe()
+    ours.send_bytes(pickle.dumps((None, [], made.setup.seed)))
+    monkeypatch.setattr(several_devices, "ignore_ctrl_c", lambda: None)
+    serving = Thread(
+        target=several_devices._serve, args=(made.setup, made.spec, COMPILED, 1, "float32", theirs)
+    )
+    serving.start()
+    failure, _, _ = pickle.loads(ours.recv_bytes())
+    ours.close()
+    serving.join(10.0)
+    assert isinstance(failure, TrainingError)
+    assert "LookupError: mine" in failure.__notes__[0]
+    assert "mine" not in public_reason(failure)
 
 
 def test_a_sites_own_noise_is_drawn_anew_for_each_answer(tmp_path: Path) -> None:

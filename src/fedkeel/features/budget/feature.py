@@ -52,8 +52,7 @@ class PrivacyBudget(Feature):
 
     def identity(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the settings with the digest of the secret key in place of its file."""
-        kept = {k: v for k, v in values.items() if (k, v) != ("noise", "independent")}
-        return {**kept, "key_file": key_digest(self.settings)}  # as before there was a choice
+        return {**values, "key_file": key_digest(self.settings)}
 
     @classmethod
     def warnings(cls, prepared: Prepared) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedkeel.base.settings import Settings
 
@@ -43,6 +43,12 @@ class Privacy(Settings):
     noise: Literal["independent", "tree"] = "independent"
     accountant: Literal["auto", "pld", "rdp"] = "auto"
     key_file: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out noise that is independent: keys of runs of before stay as they were."""
+        values: dict[str, Any] = write(self)
+        return {k: v for k, v in values.items() if (k, v) != ("noise", "independent")}
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -66,11 +66,11 @@ class SeveralDevices:
     @property
     def report(self) -> NodeTraining:
         """What the server is told of it."""
-        told = sorted(self._reports.items())
-        reports = [self._first.report, *(report for _, report in told)]
+        others = sorted(self._reports.items())
+        reports = [self._first.report, *(report for _, report in others)]
         reasons = tuple(dict.fromkeys(text for report in reports for text in report.reasons))
         named = {number: place.devices[0] for number, (_, place, *_) in enumerate(self._arguments)}
-        of_others = named | {number: report.device for number, report in told}
+        of_others = named | {number: report.device for number, report in others}
         devices = [reports[0].device, *of_others.values()]
         return reports[0].model_copy(
             update={
@@ -202,12 +202,14 @@ def _serve(
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             message, clients, seed = pickle.loads(pipe.recv_bytes())
-            own = setup if seed == setup.seed else replace(setup, seed=seed)
+            seeded = setup if seed == setup.seed else replace(setup, seed=seed)
             trained: list[Trained] | FedkeelError
             try:
-                trained = training.train(own, message, clients)
+                trained = training.train(seeded, message, clients)
             except FedkeelError as error:
                 trained = portable_error(error)
             except Exception as error:
-                trained = portable_error(TrainingError("Training on a device failed.", got=error))
+                failure = TrainingError("Training on a device failed.")
+                failure.__cause__ = error  # whose traceback the log of the node has
+                trained = portable_error(failure)
             pipe.send_bytes(pickle.dumps((trained, training.report, training.is_broken)))

@@ -172,15 +172,15 @@ class DeviceTraining:
         """What the server is told of it: nothing that an error of the user's code says."""
         of_trainer = [] if self._trainer is None else self._trainer.reasons
         reasons = [*self._reasons, *(reason.partition(":")[0] for reason in of_trainer)]
-        told = tuple(dict.fromkeys(reasons))[:MAX_REASONS]
+        distinct = tuple(dict.fromkeys(reasons))[:MAX_REASONS]
         if self._has_trained_plainly:
-            return NodeTraining(reasons=told)
+            return NodeTraining(reasons=distinct)
         return NodeTraining(
             engine=self._place.engine,
             device=str(self._device),
             name=device_name(self._device),
             precision=self._precision,
-            reasons=told,
+            reasons=distinct,
         )
 
     def train(
