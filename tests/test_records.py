@@ -19,6 +19,7 @@ import pytest
 
 from fedkeel.errors import RunError
 from fedkeel.records.checkpoint import Checkpoint
+from fedkeel.records.comparison import runs_of
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
@@ -245,6 +246,15 @@ def test_no_run_there(tmp_path: Path) -> None:
         with pytest.raises(RunError) as caught:
             RunFolder(tmp_path / path).read_run()
         assert re.search(do, str(caught.value)), (path, str(caught.value))
+
+
+def test_a_comparison_that_may_be_meant(tmp_path: Path) -> None:
+    (tmp_path / "digits-compare").mkdir()
+    (tmp_path / "digits-compare" / "comparison.json").write_text("{}")
+    with pytest.raises(RunError, match=f"did you mean {tmp_path}/digits-compare?"):
+        runs_of(tmp_path / "digits-compar")
+    with pytest.raises(RunError, match="check the path"):
+        RunFolder(tmp_path / "digits-compar").read_run()
 
 
 # --- starting ------------------------------------------------------------------------------------

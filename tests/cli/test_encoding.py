@@ -1,14 +1,17 @@
-"""Output in an encoding that lacks characters, as that of a file or a pipe on Windows."""
+"""What is printed: in an encoding that lacks characters, and in a narrow terminal."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from commands import EXECUTABLE, Done, call, experiment
+from fedkeel.cli.common import say
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +98,20 @@ def test_the_installed_command_does_so_too(done: Path, encoding: str, shade: str
     ended = python(done, encoding, "data", "inspect", "toy.toml")
     assert (ended.code, ended.err) == (0, "")
     assert shade in ended.out
+
+
+def test_a_terminal_breaks_a_sentence_between_words_and_no_path() -> None:
+    path = "runs/" + "x" * 90
+    for is_terminal in (True, False):
+        stream = io.StringIO()
+        console = Console(file=stream, width=80, force_terminal=is_terminal, color_system=None)
+        say(console, "Nothing can be said against `fedavg` yet: " + "there are few runs. " * 5)
+        say(console, f"report  {path}")
+        text = stream.getvalue()
+        lines = text.splitlines()
+        assert path in lines[-1].split()
+        if is_terminal:
+            assert max(map(len, lines[:-2])) <= 80
+            assert " ".join(lines[:-2]).split().count("there") == 5
+        else:
+            assert len(lines) == 2

@@ -121,7 +121,8 @@ def test_who_gains_who_loses_and_who_is_open(make, tmp_path):
     fedavg = [by_name[name][1].over_local.text for name in NAMES]
     ditto = [by_name[name][2].over_local.text for name in NAMES]
     assert shown == (
-        f"Over 5 seeds and beside training alone, federation is worth it for North ({fedavg[0]} "
+        "Over 5 seeds, after the last round and beside training alone, federation is worth it "
+        f"for North ({fedavg[0]} "
         f"points with `fedavg`); South loses {fedavg[1][1:]} points with `fedavg` and none with "
         f"`ditto` ({ditto[1]})."
     )

@@ -40,6 +40,11 @@ def test_mean_and_deviation_have_the_same_decimals(mean, std, text):
     assert format_stat(Stat(mean, std, 3, 0, 0)) == text
 
 
+def test_a_small_deviation_is_not_shown_as_none():
+    assert format_stat(Stat(93.2, 0.02, 3, 0, 0), decimals=1) == "93.20 ± 0.02"
+    assert format_stat(Stat(93.2, 0.0, 3, 0, 0), decimals=1) == "93.2 ± 0.0"
+
+
 def test_minus_zero_has_no_sign():
     assert format_signed(-0.0001, 2) == "0.00"
     assert format_signed(-12.5, 1) == "−12.5"

@@ -191,3 +191,17 @@ def test_a_heading_is_shown_as_it_is() -> None:
     first, second = [line for line in text.splitlines() if line.strip()][:2]
     assert first.rstrip().endswith("missing")
     assert second.rstrip().endswith("%")
+
+
+def test_long_names_are_broken_after_a_mark_in_a_narrow_terminal() -> None:
+    methods = ("fedprox(mu=0.001)+gcfed.local", "fedavg+finetune(epochs=5)", "ditto(lambda_=0.1)")
+    heads = ("client", "local", *(f"{name}\ngain" for name in methods))
+    cells = ["70.1 ± 0.2", "+12.3 ▲", "−3.1 ▼", "+0.4"]
+    table = TextTable(heads, [["North Hospital\n4,000 examples", *cells]] * 3, has_code=False)
+    text = io.StringIO()
+    Console(width=80, file=text).print(table.terminal(is_wrapped=True))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    head = [line.split() for line in lines[: lines.index(next(x for x in lines if "──" in x))]]
+    pieces = {piece for line in head for piece in line}
+    assert {"fedprox(", "mu=0.001)+", "gcfed.local", "finetune(", "epochs=5)"} <= pieces

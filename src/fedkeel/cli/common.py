@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -308,5 +309,11 @@ def page_written(write: Callable[[], Path]) -> str:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line without markup or wrapping, and without control characters."""
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    """Print a line without markup and control characters; a terminal breaks it between words.
+
+    A path is never broken by us, so that it can be copied.
+    """
+    shown = printable(text)
+    if console.is_terminal:
+        shown = textwrap.fill(shown, console.width, break_long_words=False, break_on_hyphens=False)
+    console.print(shown, markup=False, highlight=False, soft_wrap=True)

@@ -149,6 +149,12 @@ class Model(Settings):
         """Refuse dates, infinity and objects, which TOML or JSON cannot hold."""
         return _recordable(args)
 
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave `others` out where all clients have one network, as in the runs of before."""
+        values: dict[str, Any] = write(self)
+        return {k: v for k, v in values.items() if k != "others" or v}
+
 
 Sampling = Literal["uniform", "examples", "fixed", "poisson", "in_turn", "power_of_choice", "oort"]
 """How the clients of a round are chosen."""

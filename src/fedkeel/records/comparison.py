@@ -66,7 +66,7 @@ def runs_of(path: Path) -> list[Path]:
     index = path / INDEX
     if not os.path.exists(index):  # False for a name that is too long, too
         if not os.path.isdir(path):
-            raise no_run(path)
+            raise no_run(path, [INDEX])
         below = _below(path)
         raise RunError(
             f"{path} holds neither a run nor a comparison.",

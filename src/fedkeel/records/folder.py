@@ -70,6 +70,9 @@ from fedkeel.records.run_record import FORMAT, RunRecord, to_json
 CONFIG = "config.toml"
 """File in a run folder with the settings of the run."""
 
+RUN = "run.json"
+"""File in a run folder with what the run is and what became of it."""
+
 MODEL = "model.safetensors"
 """File in a run folder with the trained model."""
 
@@ -115,7 +118,7 @@ class RunFolder:
 
     def exists(self) -> bool:
         """Return whether the folder holds a run."""
-        return os.path.exists(self.path / "run.json")  # False for a name that is too long, too
+        return os.path.exists(self.path / RUN)  # False for a name that is too long, too
 
     def common(self) -> str:
         """Return a digest of what all runs of one comparison have in common.
@@ -266,7 +269,7 @@ class RunFolder:
             self._write_run(record)
 
     def _write_run(self, record: RunRecord) -> None:
-        write_text(self.path / "run.json", json.dumps(sealed(to_json(record)), indent=1) + "\n")
+        write_text(self.path / RUN, json.dumps(sealed(to_json(record)), indent=1) + "\n")
 
     def read_run(self) -> RunRecord:
         """Read run.json.
@@ -274,7 +277,7 @@ class RunFolder:
         Raises:
             RunError: it is missing, damaged, or of another version.
         """
-        file, values = self.path / "run.json", self._run_values()
+        file, values = self.path / RUN, self._run_values()
         if values.get("format") != FORMAT:
             raise RunError(
                 f"{self.path} was written by another version of fedkeel.",
@@ -289,7 +292,7 @@ class RunFolder:
 
     def _run_values(self) -> dict[str, Any]:
         """Return what stands in run.json."""
-        file = self.path / "run.json"
+        file = self.path / RUN
         try:
             values = parse_json(read_regular(file, RECORD_BYTES))
         except (FileNotFoundError, NotADirectoryError):
@@ -531,15 +534,20 @@ def deciding(config: str) -> dict[str, Any]:
     return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}
 
 
-def no_run(path: Path) -> RunError:
-    """Return what to say of a path that is no run folder, with the run that may be meant."""
+def no_run(path: Path, others: Sequence[str] = ()) -> RunError:
+    """Return what to say of a path that is no run folder, with the folder that may be meant.
+
+    Args:
+        path: the path.
+        others: names of files; a folder with one of them may be meant too.
+    """
     what = f"{path} is not a run folder."
     if os.path.isfile(path):
         run = "run it first, and give the folder that `fedkeel run` names"
         do = run if path.suffix == ".toml" else "give the folder in which this file is"
         return RunError(what, got="a file", expected="a folder with run.json", do=do)
     if not os.path.lexists(path):
-        return RunError(f"There is no folder {path}.", do=_runs_beside(path))
+        return RunError(f"There is no folder {path}.", do=_runs_beside(path, others))
     below = [entry.name for entry in sorted(path.iterdir()) if RunFolder(entry).exists()]
     if below:
         runs = f"{len(below)} runs" if len(below) > 1 else "a run"
@@ -547,12 +555,12 @@ def no_run(path: Path) -> RunError:
     return RunError(what, got="no run.json in it", do="give a folder that `fedkeel run` wrote")
 
 
-def _runs_beside(path: Path) -> str:
-    """Return which runs are where a path should be."""
-    parent = path.parent
+def _runs_beside(path: Path, others: Sequence[str]) -> str:
+    """Return which runs, or folders with other files, are where a path should be."""
+    parent, marks = path.parent, (RUN, *others)
     names = []
     if os.path.isdir(parent):
-        names = [entry.name for entry in parent.iterdir() if RunFolder(entry).exists()]
+        names = [e.name for e in parent.iterdir() if any(os.path.exists(e / m) for m in marks)]
     if not names:
         return "check the path; `fedkeel run` says at its end where the run is"
     close = nearest(path.name, names)

@@ -207,7 +207,8 @@ class EachClient:
         texts = [f"federation is worth it for {enumeration(gains, _LISTED)}"] if gains else []
         texts += [enumeration(losses, _LISTED)] if losses else []
         shown = "; ".join(texts) or "no client is shown to gain or to lose by federation"
-        return f"Over {self.seeds} seeds and beside training alone, {shown}."
+        when = "after the last round and beside training alone"
+        return f"Over {self.seeds} seeds, {when}, {shown}."
 
     def _gained(self, line: ClientLine) -> str:
         """Return the largest gain that is shown, "" for none."""

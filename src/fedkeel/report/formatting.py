@@ -98,8 +98,8 @@ def format_stat(stat: Stat | None, *, scale: float = 1.0, decimals: int | None =
     std = stat.std * scale
     if decimals is None:
         decimals = _decimals(mean)
-        if 0 < std < 0.5 * 10.0**-decimals:
-            decimals += 1
+    if 0 < std < 0.5 * 10.0**-decimals:
+        decimals += 1
     return f"{format_signed(mean, decimals)} ± {std:,.{decimals}f}"
 
 

@@ -32,6 +32,10 @@ NAME_WIDTH = 27
 """Characters after which a name goes on in another line of a terminal, where it can be broken."""
 
 
+HEAD_WIDTH = 12
+"""The same of a heading above numbers that may stand on several lines."""
+
+
 @dataclass(frozen=True)
 class TextTable:
     """A table whose first column has names. R rows, C columns.
@@ -120,7 +124,10 @@ class TextTable:
             caption_justify="left",
         )
         for place, heading in enumerate(self.headings):
-            head = Text(_printable_lines(heading))  # it may be a name from elsewhere: no markup
+            text = _printable_lines(heading)
+            if is_wrapped:
+                text = "\n".join(wrapped(line, HEAD_WIDTH) for line in text.split("\n"))
+            head = Text(text)  # it may be a name from elsewhere: no markup
             if place in self.texts:
                 table.add_column(head, overflow="fold")
             else:
@@ -159,9 +166,19 @@ def latex_text(text: str) -> str:
 
 
 def wrapped(name: str, width: int = NAME_WIDTH) -> str:
-    """Return a name whose lines end after a "+" or a space, rather than anywhere."""
+    """Return a name whose lines end after a "+" or a space, or within a longer part after a mark.
+
+    >>> wrapped("fedprox(mu=0.1)+gcfed", 16).splitlines()
+    ['fedprox(mu=0.1)+', 'gcfed']
+    >>> wrapped("fedprox(mu=0.1)+gcfed", 10).splitlines()
+    ['fedprox(', 'mu=0.1)+', 'gcfed']
+    """
+    pieces = []
+    for part in re.split(r"(?<=[+ ])", name):
+        is_long = len(part.rstrip()) > width
+        pieces += re.split(r"(?<=[(,_])|(?<=\.)(?=\D)", part) if is_long else [part]
     lines = [""]
-    for piece in re.split(r"(?<=[+ ])", name):
+    for piece in pieces:
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
             lines.append("")
         lines[-1] += piece

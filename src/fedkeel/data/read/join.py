@@ -14,7 +14,7 @@ from torch import Tensor
 from fedkeel.data.dataset import Dataset, Ints, dataset
 from fedkeel.data.read.identifiers import check_written_alike, in_order
 from fedkeel.data.read.images import shape_text
-from fedkeel.data.read.raw_examples import RawExamples
+from fedkeel.data.read.raw_examples import RawExamples, without_columns
 from fedkeel.errors import DataError
 
 
@@ -101,13 +101,9 @@ def _missing_columns(source: Source, columns: tuple[str, ...]) -> list[str]:
     warnings = []
     for of, half in halves.items():
         present = set(half.columns)
-        names = [repr(name) for name in columns if name not in present]
-        more = f" and {len(names) - 20:,} more" if len(names) > 20 else ""
+        names = [name for name in columns if name not in present]
         if names:
-            warnings.append(
-                f"{of}{source.name} has no column {', '.join(names[:20])}{more}: its values are "
-                "taken for missing ones"
-            )
+            warnings.append(without_columns(f"{of}{source.name}", names))
     return warnings
 
 

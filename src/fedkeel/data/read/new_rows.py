@@ -16,7 +16,12 @@ from torch import Tensor
 from fedkeel.base.named_files import expanded
 from fedkeel.data.read.join import with_categories
 from fedkeel.data.read.load import check_path
-from fedkeel.data.read.raw_examples import RawExamples, float_type, missing
+from fedkeel.data.read.raw_examples import (
+    RawExamples,
+    float_type,
+    missing,
+    without_columns,
+)
 from fedkeel.data.read.table_columns import as_categories, as_numbers
 from fedkeel.data.read.tables import PANDAS_INDEX, TABLE_SUFFIXES, read_columns
 from fedkeel.data.table_schema import TableSchema
@@ -54,13 +59,12 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
     """
     columns = _columns(value, name, schema)
     may_have_gaps, warnings = schema.missing != "refuse", []
-    numbers, categories = {}, {}
+    numbers, categories, absent = {}, {}, list[str]()
     for column in schema.columns:
         if column.name not in columns:
             if not may_have_gaps:
                 raise missing(name, "column", column.name, list(columns))
-            text = f"{name} has no column {column.name!r}: its values are taken for missing ones"
-            warnings.append(text)
+            absent.append(column.name)
         elif column.categories is None:
             numbers[column.name] = as_numbers(
                 name, column.name, columns[column.name], may_have_gaps
@@ -71,6 +75,8 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
             )
     if not numbers:
         raise missing(name, "column", schema.columns[0].name, list(columns))
+    if absent:
+        warnings.append(without_columns(name, absent))
     count = len(next(iter(columns.values())))
     dtype = float_type(values.dtype for values in numbers.values())
     x = np.full((count, len(schema.columns)), np.nan, dtype=dtype)

@@ -153,6 +153,18 @@ def missing(
     return DataError(f"{path} has no {what} {name!r}.", do=f"{did_you_mean(name, present)}{hint}")
 
 
+def without_columns(name: str, absent: Sequence[str]) -> str:
+    """Return the warning of a table that lacks columns which may be missing.
+
+    >>> without_columns("new.csv", ["age", "dose"])
+    "new.csv has no columns 'age', 'dose': their values are taken for missing ones"
+    """
+    more = f" and {len(absent) - 20:,} more" if len(absent) > 20 else ""
+    noun, whose = ("column", "its") if len(absent) == 1 else ("columns", "their")
+    names = ", ".join(map(repr, absent[:20]))
+    return f"{name} has no {noun} {names}{more}: {whose} values are taken for missing ones"
+
+
 def train_and_test_rows(
     data: RawExamples | Dataset, fraction: float, random: np.random.Generator
 ) -> tuple[Ints, Ints]:

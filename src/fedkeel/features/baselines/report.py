@@ -83,7 +83,7 @@ def federation_gain(methods: Sequence[MethodSummary]) -> str:
     for name, what in ((LOCAL, "each client alone"), (CENTRALISED, "all examples in one place")):
         if name in baselines:
             texts.append(f"{quoted(baselines[name].method)} ({what}) {_score(baselines[name])}")
-    numbers = f"Is federation worth it? {', '.join(texts)}."
+    numbers = f"Is federation worth it? In the best round, {', '.join(texts)}."
     return " ".join(
         filter(None, [numbers, _conclusion(best, baselines.get(LOCAL), len(federated))])
     )
