@@ -208,8 +208,8 @@ def digest(experiment: config.Experiment) -> str:
     if experiment.data.missing_targets == "refuse":
         del values["data"]["missing_targets"]
     later = (("data", "text"), ("data", "public"), ("data", "public_fraction"), ("model", "lora"))
-    for table, name in (*later, ("model", "others"), ("local", "train")):
-        if values[table][name] in (None, {}):
+    for table, name in (*later, ("local", "train")):
+        if values[table][name] is None:
             del values[table][name]
     if not diagnose_of(experiment).kinds:
         del values["diagnose"]
