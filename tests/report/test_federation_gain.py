@@ -10,6 +10,7 @@ import pytest
 from fedkeel.features.baselines.report import BaselinesReport, federation_gain
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.score import MetricInfo
+from fedkeel.report.page import render_report
 from fedkeel.report.runs import MethodResults, RunResults
 from fedkeel.report.summary import MethodSummary, summarise
 from fedkeel.report.tables import result_rows, result_table
@@ -95,16 +96,30 @@ def test_a_lower_error_is_better() -> None:
     assert federation_gain(methods).startswith(begin)
 
 
-def test_what_clients_hold_out_is_said_too(make: Any) -> None:
-    """Each client counts the same, and one without examples not at all."""
+@pytest.fixture
+def results(make: Any) -> Any:
+    """Makes the results of a method that three clients were scored with, the last without any."""
 
-    def results(method: str, values: list[float | None], held_out: int) -> MethodResults:
+    def made(
+        method: str,
+        values: list[float | None],
+        held_out: int = 100,
+        personal: list[float | None] | None = None,
+    ) -> MethodResults:
         record = make.record(method, clients=3)
         record = replace(record, partition=replace(record.partition, held_out=held_out))
-        columns = {"examples": [1.0, 99.0, 0.0], "accuracy": values}
-        rows = (RoundRecord(1, test=make.scores(0.5), per_client=columns),)
+        examples: list[float | None] = [1.0, 99.0, 0.0]
+        columns = {"examples": examples, "accuracy": values}
+        own = None if personal is None else {"examples": examples, "accuracy": personal}
+        rows = (RoundRecord(1, test=make.scores(0.5), per_client=columns, personal=own),)
         run = RunResults(method, record, rows, summarise(rows))
         return MethodResults(method, 0, (run,))
+
+    return made
+
+
+def test_what_clients_hold_out_is_said_too(results: Any) -> None:
+    """Each client counts the same, and one without examples not at all."""
 
     fedavg, local = (
         results("fedavg", [0.5, 0.7, None], 100),
@@ -112,11 +127,32 @@ def test_what_clients_hold_out_is_said_too(make: Any) -> None:
     )
     assert BaselinesReport.notes([fedavg]) == []
     assert BaselinesReport.notes([fedavg, local])[1:] == [
-        "On the examples that clients hold out, the mean over clients is `fedavg` 60.0 %, "
-        "`local` 85.0 %."
+        "On the examples that clients hold out, after the last round, the mean over clients is "
+        "`fedavg` 60.0 %, `local` 85.0 %."
     ]
     trained_on = results("local", [0.9, 0.8, None], 0)
     assert len(BaselinesReport.notes([fedavg, trained_on])) == 1
+
+
+def test_personal_models_speak_where_a_method_has_them(results: Any) -> None:
+    """The global model of ditto is that of fedavg: its row says so, and the sentence is of both."""
+    methods = [
+        results("fedavg", [0.5, 0.7, None]),
+        results("local", [0.9, 0.8, None]),
+        results("ditto", [0.5, 0.7, None], personal=[0.75, 0.65, None]),
+    ]
+    assert BaselinesReport.notes(methods)[1].endswith(
+        "`fedavg` 60.0 %, `local` 85.0 %, `ditto` (personal models) 70.0 %."
+    )
+    rows = result_rows([method.summary for method in methods])
+    assert [row.label for row in rows] == ["fedavg", "local", "ditto ‡"]
+    table = result_table(rows)
+    assert table.notes[-2].startswith("‡: the scores of its global model, on the test set. ")
+    assert "evaluation.model = 'personal'" in table.notes[-2]
+    assert r"ditto $^\ddagger$" in table.latex()
+    assert ">‡</abbr>" in render_report(methods)
+    judged = replace(methods[2].runs[0].summary, judges="personal")
+    assert not MethodSummary("ditto", (judged,)).hides_personal
 
 
 def test_baselines_do_not_compete() -> None:

@@ -43,8 +43,9 @@ class ResultRow:
 
     @property
     def label(self) -> str:
-        """The method, marked where not every run is finished."""
-        return self.summary.method + (" †" if self.summary.unfinished else "")
+        """The method, marked where not every run is finished, and where its model is not all."""
+        marks = " †" if self.summary.unfinished else ""
+        return self.summary.method + marks + (" ‡" if self.summary.hides_personal else "")
 
     def stat(self, column: ColumnName) -> Stat | None:
         """Return the figure of a column."""

@@ -82,6 +82,7 @@ class RunSummary:
             they do not grow with what else the machine does. None where a round has none.
         losses_not_finite: rounds with a training or test loss that was not finite.
         features: the numbers of features, by key.
+        has_personal: whether its clients were also scored with models of their own.
     """
 
     rounds: int
@@ -111,6 +112,7 @@ class RunSummary:
     processor_seconds_per_client: float | None
     losses_not_finite: int
     features: dict[str, float] = field(default_factory=dict)
+    has_personal: bool = False
 
     @property
     def down(self) -> int:
@@ -228,6 +230,12 @@ class MethodSummary:
         return self.runs[0].judges if self.runs else "global"
 
     @property
+    def hides_personal(self) -> bool:
+        """Whether its clients have models of their own, and its scores are of the global one."""
+        has_personal = any(run.has_personal for run in self.runs)
+        return has_personal and self.judges == "global" and not self.baseline
+
+    @property
     def test_examples(self) -> int | None:
         """The smallest number of test examples that a run was measured on."""
         return min((run.examples for run in self.runs if run.examples), default=None)
@@ -305,6 +313,7 @@ def summarise(
         processor_seconds_per_client=_processor_seconds_per_client(after_start),
         losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
         features=_feature_numbers(rows, rounds_to_target),
+        has_personal=any(row.personal for row in rows),
     )
 
 

@@ -231,6 +231,11 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
             notes.append(Footnote(capital(figure.heading), figure.footnote))
     if any(method.unfinished for method in methods):
         notes.append(Footnote("†", "not every run is finished."))
+    if any(method.hides_personal for method in methods):
+        text = "the scores of its global model, on the test set. Its clients have models of their "
+        text += "own, which the scores of clients judge; to judge by them in this table too, set "
+        text += "evaluation.model = 'personal'."
+        notes.append(Footnote("‡", text))
     shown = dict.fromkeys(method.baseline for method in methods if method.baseline)
     notes += [Footnote(name, f"{baselines()[name]}.") for name in shown]
     for method in methods:

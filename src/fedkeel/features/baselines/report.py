@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fedkeel.features.baselines.declaration import CENTRALISED
 from fedkeel.records.baselines import LOCAL
 from fedkeel.report.claims import Lead, lead_over
+from fedkeel.report.client_scores import ClientScores, client_scores
 from fedkeel.report.feature_report import FeatureReport
 from fedkeel.report.formatting import quoted
 from fedkeel.report.runs import MethodResults
@@ -38,29 +39,29 @@ def _on_own_examples(methods: Sequence[MethodResults]) -> str:
     """
     if methods[0].record.judges == "personal":
         return ""  # the table of clients says it
-    means = {
-        method.label: mean for method in methods if (mean := _mean_over_clients(method)) is not None
-    }
+    means = [(scores, mean) for method in methods for scores, mean in _mean_over_clients(method)]
     if len(means) < len(methods) or not means:
         return ""
     score = methods[0].record.score
-    texts = [f"{quoted(label)} {score.format(mean)}" for label, mean in means.items()]
-    return f"On the examples that clients hold out, the mean over clients is {', '.join(texts)}."
+    texts = []
+    for scores, mean in means:
+        is_own = scores.label != scores.method.label
+        models = " (personal models)" if is_own else ""
+        texts.append(f"{quoted(scores.method.label)}{models} {score.format(mean)}")
+    where = "On the examples that clients hold out, after the last round"
+    return f"{where}, the mean over clients is {', '.join(texts)}."
 
 
-def _mean_over_clients(method: MethodResults) -> float | None:
-    """Return the mean over clients and seeds in the last round in which they were evaluated."""
-    values: list[float] = []
-    for run in method.runs:
-        columns = next((row.per_client for row in reversed(run.rows) if row.per_client), None)
-        if columns is None or not run.record.partition.held_out:
-            return None
-        pairs = zip(columns["examples"], columns.get(run.record.score.name, ()), strict=False)
-        known = [value for count, value in pairs if count and value is not None]
-        if not known:
-            return None
-        values.append(statistics.fmean(known))
-    return statistics.fmean(values) if values else None
+def _mean_over_clients(method: MethodResults) -> list[tuple[ClientScores, float]]:
+    """Return the mean over clients and seeds, of personal models where a method has them.
+
+    Of the last round in which they were evaluated; nothing where a run has no such scores.
+    """
+    *_, scores = [None, *client_scores([method])]  # personal models come last
+    has_all = scores is not None and len(scores.runs) == len(method.runs)
+    if scores is None or not has_all or any(not r.record.partition.held_out for r in method.runs):
+        return []
+    return [(scores, statistics.fmean(statistics.fmean(run.values) for run in scores.runs))]
 
 
 def federation_gain(methods: Sequence[MethodSummary]) -> str:
