@@ -37,26 +37,13 @@ def privacy(record: AuditRecord) -> str:
     """Return what differential privacy the run has."""
     if record.epsilon is None:
         return "without differential privacy"
-    return (
-        f"epsilon {record.epsilon:.3g} of a {record.unit} spent by then, at delta {record.delta:g}"
-    )
+    unit = {"client": "a client", "example": "an example"}.get(record.unit or "", record.unit)
+    return f"epsilon {record.epsilon:.3g} of {unit} spent by then, at delta {record.delta:g}"
 
 
 def headline(record: AuditRecord) -> str:
-    """Return in one or two sentences what the attacker learned."""
-    parts = []
-    recovered = {a: record.mean(a, "recovered") for a in INVERSIONS if record.of(a)}
-    known = {a: value for a, value in recovered.items() if value is not None}
-    if known:
-        best = max(known, key=lambda a: known[a])
-        parts.append(
-            f"`{best}` recovered {100 * known[best]:.0f} % of the inputs"
-            if known[best] > 0
-            else _best_below(record)
-        )
-    right = record.mean("labels", "labels_right")
-    if right is not None:
-        parts.append(f"{100 * right:.0f} % of the labels were read off")
+    """Return in one or two sentences what the attacker learned, and what a guesser would have."""
+    parts = [text for text in (_inputs(record), _labels(record)) if text]
     scores = {a: record.mean(a, "auc") for a in MEMBERSHIP if record.of(a)}
     aucs = {a: value for a, value in scores.items() if value is not None}
     if aucs:
@@ -65,6 +52,40 @@ def headline(record: AuditRecord) -> str:
         parts.append(f"who was trained on {how} (AUC {aucs[best]:.2f} by `{best}`)")
     text = "; ".join(parts) if parts else "No attack applies"
     return f"{text}. That an attack fails does not show that the data are safe."
+
+
+def _inputs(record: AuditRecord) -> str:
+    """Return which inputs the best attack recovered, beside other examples in their place."""
+    recovered = {a: record.mean(a, "recovered") for a in INVERSIONS if record.of(a)}
+    known = {a: value for a, value in recovered.items() if value is not None}
+    if not known:
+        return ""
+    guesses = {a: record.mean(a, "recovered_of_others") for a in known}
+    best = max(known, key=lambda a: known[a] - (guesses[a] or 0.0))
+    if not known[best]:
+        return _best_below(record)
+    beside = _beside(known[best], guesses[best], "guessing with other examples recovers", "")
+    return f"`{best}` recovered {100 * known[best]:.0f} % of the inputs{beside}"
+
+
+def _labels(record: AuditRecord) -> str:
+    """Return how many labels were read off, beside equal shares of the classes."""
+    right, even = (record.mean("labels", name) for name in ("labels_right", "labels_right_of_even"))
+    if right is None:
+        return ""
+    if even is None and (distance := record.mean("labels", "total_variation_of_even")) is not None:
+        even = 1.0 - distance  # as an earlier version wrote it
+    beside = _beside(right, even, "guessing equal shares of the classes has", " right")
+    return f"{100 * right:.0f} % of the labels were read off{beside}"
+
+
+def _beside(value: float, guess: float | None, who: str, what: str) -> str:
+    """Return what guessing comes to, and whether a value is better."""
+    if guess is None:
+        return ""
+    shown, guessed = (f"{100 * share:.0f}" for share in (value, guess))
+    worse = ": no better than guessing" if int(shown) <= int(guessed) else ""
+    return f", where {who} {guessed} %{what}{worse}"
 
 
 def _best_below(record: AuditRecord) -> str:
@@ -78,8 +99,17 @@ def _best_below(record: AuditRecord) -> str:
         return "No input was recovered"
     best, result = max(known, key=lambda pair: pair[0])
     look = " (look at it: some can be recognised below that)" if result.pictures else ""
+    others = result.numbers.get("psnr_best_of_others")
+    beside = "" if others is None else f", where the nearest of other examples has {others:.1f}"
+    if others is not None and best <= others:
+        beside += ": no better than guessing"
+    if best >= RECOVERED:  # of a table, in which other examples are as near
+        return (
+            f"No input was recovered: the best reconstruction, by `{result.attack}`, has "
+            f"{best:.1f} dB{beside}"
+        )
     bound = f"No reconstruction reached {RECOVERED:g} dB"
-    return f"{bound}; the best, by `{result.attack}`, has {best:.1f}{look}"
+    return f"{bound}; the best, by `{result.attack}`, has {best:.1f}{look}{beside}"
 
 
 def terminal_page(record: AuditRecord) -> RenderableType:

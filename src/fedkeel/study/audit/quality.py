@@ -14,6 +14,9 @@ from fedkeel.data.dataset import ScalePair
 from fedkeel.data.read.scaling import spread
 from fedkeel.records.audit import RECOVERED
 
+NEARER = 6.0
+"""A table's row counts as recovered if it is so many dB nearer than other examples: half as far."""
+
 
 @dataclass(frozen=True)
 class Units:
@@ -38,7 +41,15 @@ class Units:
         Args:
             x: the inputs as the network takes them.
             scale: means and deviations that standardised them; None where nothing did.
+
+        The columns of a table go from 0 to 1: otherwise the one with the largest numbers would
+        decide alone how near two rows are.
         """
+        if x.ndim == 2:
+            table = x.double()
+            lows, highs = table.amin(dim=0), table.amax(dim=0)
+            extents = torch.where(highs > lows, highs - lows, 1.0)
+            return cls(0.0, 1.0, -lows / extents, 1.0 / extents)
         shape = x.shape[1:]
         mean, deviation = ([0.0], [1.0]) if scale is None else map(list, scale)
         means, deviations = (
@@ -65,12 +76,14 @@ class ReconstructionQuality:
         ssim: mean structural similarity of the pairs; None for what is not a picture, or without
             the package torchmetrics.
         originals: number of originals.
+        bounds: [p] PSNR from which each counts as recovered; () for `RECOVERED` throughout.
     """
 
     pairs: tuple[tuple[int, int], ...]
     psnr: tuple[float, ...]
     ssim: float | None
     originals: int
+    bounds: tuple[float, ...] = ()
 
     @property
     def mean_psnr(self) -> float | None:
@@ -79,8 +92,10 @@ class ReconstructionQuality:
 
     @property
     def recovered(self) -> float:
-        """Share of the originals with a reconstruction of `RECOVERED` dB or more."""
-        return sum(value >= RECOVERED for value in self.psnr) / max(self.originals, 1)
+        """Share of the originals whose reconstruction reaches its bound."""
+        bounds = self.bounds or (RECOVERED,) * len(self.psnr)
+        reached = sum(value >= bound for value, bound in zip(self.psnr, bounds, strict=True))
+        return reached / max(self.originals, 1)
 
 
 def psnr(mse: float, extent: float) -> float:
@@ -90,12 +105,22 @@ def psnr(mse: float, extent: float) -> float:
     return min(10.0 * math.log10(extent**2 / mse), 150.0)
 
 
-def compare(inputs: Tensor, originals: Tensor, units: Units) -> ReconstructionQuality:
+def compare(
+    inputs: Tensor, originals: Tensor, units: Units, others: Tensor | None = None
+) -> ReconstructionQuality:
     """Compare reconstructed inputs [m, ...] with originals [n, ...].
 
     Each reconstruction belongs to another original, so that the sum of the logarithms of their
     errors is least: an attacker does not know the order. Reconstructions are cut to the range of
     inputs before, as any attacker would.
+
+    Args:
+        inputs: the reconstructions, as the network takes them.
+        originals: the originals, in the same form.
+        units: what their values mean.
+        others: [o, ...] examples that nobody trained on, for rows of a table, many of which are
+            near each other: a reconstruction then counts only if it is `NEARER` dB nearer to its
+            original than all of these are. None for pictures.
     """
     if not len(inputs) or not len(originals):
         return ReconstructionQuality((), (), None, len(originals))
@@ -105,8 +130,13 @@ def compare(inputs: Tensor, originals: Tensor, units: Units) -> ReconstructionQu
     rows, columns = linear_sum_assignment(np.log(errors + 1e-15))
     pairs = tuple(zip(rows.tolist(), columns.tolist(), strict=True))
     values = tuple(psnr(float(errors[i, j]), units.high - units.low) for i, j in pairs)
+    bounds: tuple[float, ...] = ()
+    if others is not None and len(others):
+        near = _squared_errors(units.raw(others), b[columns]).min(axis=0)
+        extent = units.high - units.low
+        bounds = tuple(max(RECOVERED, psnr(float(error), extent) + NEARER) for error in near)
     return ReconstructionQuality(
-        pairs, values, similarity(a[rows], b[columns], units), len(originals)
+        pairs, values, similarity(a[rows], b[columns], units), len(originals), bounds
     )
 
 

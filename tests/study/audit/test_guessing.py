@@ -1,0 +1,83 @@
+"""Beside what an attacker found, the headline has what a guesser has, and says where it is all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedkeel.records.audit import AttackResult, AuditRecord
+from fedkeel.report.audit_page import render_audit_page
+from fedkeel.report.audit_text import headline, overview
+from fedkeel.study.audit.quality import Units, compare
+
+
+def rows(count: int, seed: int) -> torch.Tensor:
+    """Rows as of patients: the first column is hundreds of times as wide as the others."""
+    table = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return table * torch.tensor([300.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+
+
+def found(attack: str, **numbers: float) -> AttackResult:
+    return AttackResult(attack, "", "client 0", "", "", "", numbers)
+
+
+def record(*results: AttackResult, unit: str | None = None) -> AuditRecord:
+    epsilon = None if unit is None else 1.88
+    return AuditRecord(
+        "a", "fedavg", 0, "client", 1, 1, 1, results=results, epsilon=epsilon, delta=1e-5, unit=unit
+    )
+
+
+def test_rows_of_other_people_do_not_count_as_recovered() -> None:
+    originals, others, guesses = rows(60, 1), rows(200, 2), rows(60, 3)
+    units = Units.of(torch.cat([originals, others]), None)
+    assert compare(guesses, originals, units).recovered > 0.1, "they are near in any table"
+    assert compare(guesses, originals, units, others).recovered == pytest.approx(0.0, abs=0.02)
+    near = originals + 0.01 * originals.std(dim=0)
+    assert compare(near, originals, units, others).recovered > 0.95
+    assert compare(originals, originals, units, originals).recovered == 0.0, "anybody has them"
+
+
+def test_a_wide_column_does_not_decide_alone_how_near_rows_are() -> None:
+    originals = rows(60, 1)
+    wrong = originals.clone()
+    wrong[:, 1:] = wrong[:, 1:].flip(0)  # only the wide column is right
+    quality = compare(wrong[:5], originals[:5], Units.of(originals, None))
+    assert quality.mean_psnr is not None
+    assert quality.mean_psnr < 25.0
+
+
+def test_the_headline_has_guessing_beside_each_number() -> None:
+    inputs = found("linear", recovered=0.06, recovered_of_others=0.06)
+    labels = found("labels", labels_right=0.96, labels_right_of_even=0.99)
+    text = headline(record(inputs, labels))
+    assert "6 % of the inputs, where guessing with other examples recovers 6 %: no better" in text
+    assert "96 % of the labels were read off, where guessing equal shares of the classes" in text
+    assert "has 99 % right: no better than guessing" in text
+    text = headline(
+        record(
+            found("linear", recovered=0.5, recovered_of_others=0.02),
+            found("labels", labels_right=0.9, total_variation_of_even=0.5),
+        )
+    )
+    assert "no better" not in text
+    assert "recovers 2 %; 90 % of the labels" in text
+    assert "has 50 % right" in text, "audits of earlier versions have only the distance"
+
+
+def test_of_what_was_not_recovered_the_nearest_other_example_is_named() -> None:
+    best = found("linear", recovered=0.0, psnr_best=45.0, psnr_best_of_others=46.2)
+    text = headline(record(best))
+    assert text.startswith("No input was recovered: the best reconstruction, by `linear`, has 45.0")
+    assert "where the nearest of other examples has 46.2: no better than guessing" in text
+    assert "No reconstruction reached" not in text
+
+
+def test_epsilon_is_of_an_example_or_a_client() -> None:
+    assert "epsilon 1.88 of an example spent" in overview(record(unit="example"))
+    assert "epsilon 1.88 of a client spent" in overview(record(unit="client"))
+
+
+def test_the_page_has_the_numbers_of_guessing() -> None:
+    page = render_audit_page(record(found("linear", recovered=0.5, recovered_of_others=0.02)))
+    assert "share that other examples would recover" in page
