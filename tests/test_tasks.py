@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,3 +215,26 @@ def test_corrections_work_on_other_tasks(method: str) -> None:
     for name in names:
         losses = run(name, method=method).scores("loss")
         assert losses[-1][1] < losses[0][1], name
+
+
+def test_a_metric_may_have_a_unit_of_its_own(tmp_path: Path) -> None:
+    distance = fk.metric(
+        lambda output, y: (output[:, 0] - y).abs(),
+        name="distance",
+        higher_is_better=False,
+        unit="mm",
+    )
+    x, y = draw(60, 3), draw(60, 3) @ torch.ones(3, dtype=torch.float64)
+    study = fk.Simulation(
+        task=fk.Task(lambda: nn.Linear(3, 1), loss="mse", metrics=[distance]),
+        clients=fk.iid(x, y, clients=3),
+        test=(x, y),
+        local=fk.Local(lr=0.05, epochs=1, batch_size=10),
+        rounds=2,
+    )
+    folder = tmp_path / "runs"
+    comparison = study.compare(["fedavg", "fedprox"], seeds=2, out=folder, progress=False)
+    assert " mm" in str(comparison)
+    page = comparison.report().html
+    assert "test distance, mm" in page
+    assert "distance, %" not in page

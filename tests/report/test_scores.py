@@ -401,3 +401,14 @@ def test_every_further_metric_has_curves(make, tmp_path):
         "loss_rounds": "test loss",
     }
     assert "<summary><h3>R²</h3></summary>" in html
+
+
+def test_a_unit_that_is_no_share_stands_after_values_and_differences():
+    distance = MetricInfo("distance", False, "mm")
+    groups = [group("fedavg", distance, 4.1, 4.2, 4.3), group("near", distance, 3.1, 3.2, 3.3)]
+    assert conclusion(*groups)[1] == (
+        "near reached distance 3.200 ± 0.100 mm (best round, 3 seeds; lower is better), "
+        "1.00 mm below fedavg."
+    )
+    assert [column.unit for column in all_columns(distance)][:2] == ["distance, mm"] * 2
+    assert distance.scale == 1

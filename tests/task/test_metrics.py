@@ -18,9 +18,9 @@ from each import each
 from fedkeel.errors import ModelError
 from fedkeel.records.rows import Scores
 from fedkeel.task.losses import LOSSES, Loss
-from fedkeel.task.metrics.base import TaskInfo
+from fedkeel.task.metrics.base import SumMetric, TaskInfo
 from fedkeel.task.metrics.metric_set import MetricSet, make_metric_set
-from fedkeel.task.metrics.registry import METRICS, MetricLike, metric
+from fedkeel.task.metrics.registry import METRICS, MetricLike, make_metric, metric
 from fedkeel.task.network import Network
 
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -612,3 +612,11 @@ def test_a_score_that_is_no_metric_is_refused() -> None:
     network = network_of(LOSSES["mse"], output, y)
     with pytest.raises(ModelError, match="The score 'mse' is not a metric of the task"):
         make_metric_set(network, ["mae"], "mse", TaskInfo((1,), (), 0), output, y)
+
+
+@each("unit", ["m" * 13, " mm", "m\nm", 3, None])
+def test_the_unit_of_a_metric_is_a_short_text(unit: Any) -> None:
+    with pytest.raises(ModelError, match="not a short text"):
+        metric(lambda output, y: y, unit=unit)
+    with pytest.raises(ModelError, match="not a short text"):
+        make_metric(SumMetric("own", lambda output, y: output, unit=unit), TaskInfo((3,), (), 3))

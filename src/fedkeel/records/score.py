@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,12 +15,13 @@ class MetricInfo:
     Args:
         name: the key of its values in the rows.
         higher_is_better: its direction.
-        unit: ``%`` for a share, which is shown times 100; else ``""``.
+        unit: ``%`` for a share, which is shown times 100; else a short text, such as ``mm``, or
+            none.
     """
 
     name: str
     higher_is_better: bool = True
-    unit: Literal["", "%"] = ""
+    unit: str = ""
 
     @property
     def label(self) -> str:
@@ -35,9 +35,19 @@ class MetricInfo:
         return _LABELS.get(self.name, self.name.replace("_", " "))
 
     @property
+    def is_share(self) -> bool:
+        """Whether it is a share, which is shown in percent, its differences in points."""
+        return self.unit == "%"
+
+    @property
     def scale(self) -> float:
         """Factor from a value to what is shown."""
-        return 100.0 if self.unit == "%" else 1.0
+        return 100.0 if self.is_share else 1.0
+
+    @property
+    def unit_of_difference(self) -> str:
+        """The unit of a difference of two values."""
+        return "points" if self.is_share else self.unit
 
     @property
     def sign(self) -> float:
@@ -65,10 +75,11 @@ class MetricInfo:
 
         >>> MetricInfo("accuracy", unit="%").format(0.5), MetricInfo("mae", False).format(3.14159)
         ('50.0 %', '3.142')
+        >>> MetricInfo("distance", False, "mm").format(3.14159)
+        '3.142 mm'
         """
-        if self.unit == "%":
-            return f"{100 * value:.{digits}f} %"
-        return f"{value:.4g}"
+        text = f"{100 * value:.{digits}f}" if self.is_share else f"{value:.4g}"
+        return f"{text} {self.unit}".rstrip()
 
 
 _LABELS = {

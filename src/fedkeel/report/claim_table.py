@@ -17,7 +17,7 @@ NOTE = (
 def headings(claims: Claims) -> list[str]:
     """Return the headings of the cells of a claim."""
     first = claims.claims[0]
-    unit = ", points" if first.score.unit else ""
+    unit = f", {points}" if (points := first.score.unit_of_difference) else ""
     alike = "p of alike" if first.margin is None else f"p of alike within {margin_text(first)}"
     return [
         f"difference{unit}",
@@ -35,7 +35,7 @@ def cells(claim: Claim) -> list[str]:
     mean = claim.score.scale * claim.difference.stat.mean
     seeds = claim.more_seeds
     return [
-        format_signed(mean, 2 if claim.score.unit else None),
+        format_signed(mean, 2 if claim.score.is_share else None),
         claim.interval_text(claim.difference.interval) or MISSING,
         claim.interval_text(claim.difference.bootstrap_interval) or MISSING,
         _p_text(claim.p_value),

@@ -98,7 +98,7 @@ class Claim:
         if interval is None:
             return ""
         ends = (self.score.scale * end for end in (interval.low, interval.high))
-        texts = (format_signed(end, 2 if self.score.unit else None) for end in ends)
+        texts = (format_signed(end, 2 if self.score.is_share else None) for end in ends)
         return f"[{', '.join(texts)}]"
 
     def to_json(self) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def claims_of(
         return None
     chosen = next((m for m in methods if m.method == reference), None) or _default(compared)
     others = [method for method in compared if method is not chosen]
-    limit = MARGIN if score.unit else None
+    limit = MARGIN if score.is_share else None
     if margin is not None:
         limit = margin / score.scale
     pairs = [(m, d) for m in others if (d := _shared_difference(m, chosen)) is not None]

@@ -105,7 +105,7 @@ def personal_rows(methods: Sequence[MethodResults]) -> list[ClientRow]:
 def _headings(rows: Sequence[ClientRow]) -> list[str]:
     """Return the headings of `ClientRow.cells`."""
     score = rows[0].scores.score
-    unit, points = (f"\n{score.unit}", "\npoints") if score.unit else ("", "")
+    unit, points = (f"\n{unit}".rstrip() for unit in (score.unit, score.unit_of_difference))
     return [
         "model",
         f"mean{unit}",
@@ -177,7 +177,7 @@ def gain_chart(clients: Sequence[ClientScores]) -> Chart | None:
         texts.append(f"{method.label}: {gains} % of the clients gain, {loses} % lose")
     figure.add_hline(y=0, line={"color": palette.rgba(palette.INK[0]), "width": 1})
     base = "the client's own model alone" if is_over_local else "the global model"
-    unit = "points" if score.unit else ""
+    unit = escaped(score.unit_of_difference)
     figure.update_xaxes(title_text="clients, from the smallest gain, %")
     figure.update_yaxes(title_text=", ".join(filter(None, (f"gain over {base}", unit))))
     legend = tuple(

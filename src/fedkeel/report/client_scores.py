@@ -187,7 +187,7 @@ def client_score_chart(clients: Sequence[ClientScores]) -> Chart | None:
         low, middle, high = map(format_number, (values[0], statistics.median(values), values[-1]))
         texts.append(f"{method.label}: median {middle}{unit}, from {low} to {high}{unit}")
     title = f"{score.label} on a client's own examples"
-    figure.update_xaxes(title_text=", ".join(filter(None, (title, score.unit))))
+    figure.update_xaxes(title_text=", ".join(filter(None, (title, escaped(score.unit)))))
     add_method_rows(figure, [c.labelled for c in clients], step=2.0)
     return Chart(figure, f"{capital(score.label)} of single clients. {'; '.join(texts)}.")
 
@@ -217,11 +217,12 @@ def _box(method: MethodResults, values: Sequence[float], y: float, score: Metric
     is_small = len(values) <= MAX_SINGLE_POINTS
     shown = values if is_small else [v for v in values if v < low or v > high]
     shown = shown[:: max(1, len(shown) // (2 * MAX_SINGLE_POINTS))]
+    unit = escaped(f" {score.unit}".rstrip())
     points = go.Scatter(
         x=[rounded(value) for value in shown],
         y=[y] * len(shown),
         mode="markers",
         marker={"size": 5, "color": palette.method_colour(method.index, 0.55)},
-        hovertemplate="%{x:.1f} %<extra></extra>" if score.unit else "%{x:.4g}<extra></extra>",
+        hovertemplate=f"%{{x:{'.1f' if score.is_share else '.4g'}}}{unit}<extra></extra>",
     )
     return [box, points]

@@ -129,7 +129,7 @@ class ReportColumn:
         stat, scale = row.stat(self.name), self.format.scale
         if self.format.is_score:
             score, has_name = row.summary.score, self.format.has_score_name and stat is not None
-            if self.name == "gap" and not score.unit:
+            if self.name == "gap" and not score.is_share:
                 return format_stat(stat)
             text = format_score(stat, score, has_unit=has_name)
             return f"{row.summary.judged_by} {text}" if has_name else text
@@ -160,7 +160,7 @@ def all_columns(score: MetricInfo | None) -> tuple[ReportColumn, ...]:
     if score is not None:
         better, fewest = ("high" if score.higher_is_better else "low"), "low"
         label, unit, extreme = score.label, score_unit(score), extreme_of(score)
-        points = "points" if score.unit else unit
+        points = "points" if score.is_share else unit
     cells = CellFormat(is_score=True, has_score_name=score is None)
     return (
         ReportColumn(

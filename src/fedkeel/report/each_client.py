@@ -110,7 +110,7 @@ class ClientGain:
         return f"[{self._signed(interval.low)}, {self._signed(interval.high)}]"
 
     def _signed(self, value: float) -> str:
-        text = format_signed(self.score.scale * value, 1 if self.score.unit else None)
+        text = format_signed(self.score.scale * value, 1 if self.score.is_share else None)
         return text if text.startswith("−") or not text.strip("0.,") else f"+{text}"
 
 
@@ -295,7 +295,7 @@ class EachClient:
 
     @property
     def _points(self) -> str:
-        return " points" if self.score.unit else ""
+        return f" {self.score.unit_of_difference}".rstrip()
 
     @property
     def notes(self) -> list[str]:
@@ -314,7 +314,7 @@ class EachClient:
             return notes
         if self.seeds == 1:
             return [*notes, "One seed has no spread, so no interval, and shows no gain."]
-        points = ", in points" if self.score.unit else ""
+        points = f", in {unit}" if (unit := self.score.unit_of_difference) else ""
         notes.append(
             f"Gain: over {LOCAL}, the model that the client trains alone{points}; in brackets the "
             "95 % t-interval over seeds, of each gain by itself."
@@ -486,7 +486,7 @@ def _gain(
         item.method.summary.has_identical_runs for item in (scores, reference)
     )
     level = Stat.of([*own.values(), *other.values()])
-    per_example = _share_error(level.mean if level and info.unit else None)
+    per_example = _share_error(level.mean if level and info.is_share else None)
     seen = examples * min(float(seeds), 1 / share)
     return ClientGain(
         difference,

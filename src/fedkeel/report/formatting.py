@@ -118,18 +118,20 @@ def format_score(
     '50.0 ± 1.0 %'
     >>> format_score(Stat(0.41234, 0.0125, 3, 0.4, 0.43), MetricInfo("mae", False))
     '0.4123 ± 0.0125'
+    >>> format_score(3.14159, MetricInfo("distance", False, "mm"), has_unit=True)
+    '3.142 mm'
     """
     stat = Stat(value, None, 1, value, value) if isinstance(value, int | float) else value
     if stat is None or not math.isfinite(stat.mean):
         return MISSING
-    if score.unit:
-        text = format_stat(stat, scale=score.scale, decimals=decimals)
-        return f"{text} {score.unit}" if has_unit else text
+    unit = f" {score.unit}".rstrip() if has_unit else ""
+    if score.is_share:
+        return format_stat(stat, scale=score.scale, decimals=decimals) + unit
     size = max(abs(stat.mean), stat.std or 0.0)
     if size >= 1e7 or 0 < size < 1e-4:
         std = "" if stat.std is None else f" ± {stat.std:.1e}"
-        return f"{stat.mean:.3e}{std}"
-    return format_stat(stat, decimals=_decimals(size) + (0 < size < 999.5))
+        return f"{stat.mean:.3e}{std}{unit}"
+    return format_stat(stat, decimals=_decimals(size) + (0 < size < 999.5)) + unit
 
 
 def format_difference(difference: float, score: MetricInfo) -> str:
@@ -141,8 +143,8 @@ def format_difference(difference: float, score: MetricInfo) -> str:
     '0.0213'
     """
     size = abs(score.scale * difference)
-    if not score.unit:
-        return format_number(size)
+    if not score.is_share:
+        return f"{format_number(size)} {score.unit}".rstrip()
     text = f"{size:.1f}" if size >= 0.095 else f"{size:.2f}"
     return f"{text} point{'' if text == '1.0' else 's'}"
 

@@ -180,7 +180,7 @@ def _chart(
     x_title, factor = x_axis(curves, axis)
     figure = empty_figure(400, hovermode="closest" if is_single_hover else "x unified")
     means = [point.stat.mean for curve in curves for point in curve.points]
-    decimals = 2 if metric.unit else _plain_decimals(means)
+    decimals = 2 if metric.is_share else _plain_decimals(means)
     for curve in curves:
         is_crowded = len(curves) > MANY_METHODS
         figure.add_traces(_traces(curve, metric, axis, decimals, factor, is_crowded=is_crowded))
@@ -188,11 +188,11 @@ def _chart(
     figure.update_xaxes(title_text=x_title, rangemode="tozero")
     if axis == "rounds" and last_round <= FEW_ROUNDS:
         figure.update_xaxes(dtick=1)
-    is_positive = metric.unit == "" and min(means) > 0
+    title = ", ".join(filter(None, (f"test {metric.label}", escaped(metric.unit))))
+    is_positive = not metric.is_share and min(means) > 0
     if is_positive and max(means) / min(means) > 100:
-        figure.update_yaxes(type="log", title_text=f"test {metric.label}, logarithmic")
+        figure.update_yaxes(type="log", title_text=f"{title}, logarithmic")
     else:
-        title = f"test {metric.label}" + (", %" if metric.unit else "")
         figure.update_yaxes(title_text=title, range=_y_range(curves, metric, last_round))
     if target is not None:
         muted = palette.rgba(palette.MUTED[0])
@@ -205,7 +205,7 @@ def _chart(
             },
             annotation_position="top left",
         )
-    name, unit = f"Test {metric.label}", " %" if metric.unit else ""
+    name, unit = f"Test {metric.label}", f" {metric.unit}".rstrip()
     ends = [
         f"{curve.method.label} ends at {format_number(curve.segments[-1][-1].stat.mean)}{unit}"
         for curve in curves
@@ -232,7 +232,7 @@ def _traces(
 ) -> list[go.Scatter]:
     """Return the band over seeds, where there is one, and the mean line over it."""
     index = curve.method.index
-    unit = " %" if metric.unit else ""
+    unit = escaped(f" {metric.unit}".rstrip())
     has_round = axis != "rounds" or is_crowded
     x: list[float | None] = []
     y: list[float | None] = []
@@ -318,4 +318,4 @@ def _y_range(curves: Sequence[Curve], metric: MetricInfo, last_round: int) -> li
     low, high = min(values), max(values)
     margin = 0.06 * (high - low) or 1.0
     low, high = low - margin if low < 0 else max(0.0, low - margin), high + margin
-    return [low, min(100.0, high) if metric.unit else high]
+    return [low, min(100.0, high) if metric.is_share else high]

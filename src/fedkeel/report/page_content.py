@@ -297,7 +297,7 @@ def rounds_to_shares(methods: Sequence[MethodResults]) -> list[list[Stat | None]
     """
     best = reference_method(methods).summary.stat("best")
     score = shared_score([method.summary for method in methods])
-    if best is None or score is None or not (score.unit and score.higher_is_better):
+    if best is None or score is None or not (score.is_share and score.higher_is_better):
         return []
     return [
         [

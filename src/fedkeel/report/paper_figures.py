@@ -146,7 +146,7 @@ def _draw_curves(
             fontsize=8,
         )
     axes.set_xlabel(title)
-    axes.set_ylabel(f"test {score.label}" + (", %" if score.unit else ""))
+    axes.set_ylabel(_text(", ".join(filter(None, (f"test {score.label}", score.unit)))))
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -169,7 +169,8 @@ def _draw_differences(axes: Axes, claims: Claims) -> None:
     names = [_text(shortened(claim.method)) for claim in reversed(claims.claims)]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.4)
-    unit = " (points)" if claims.claims[0].score.unit else ""
+    points = claims.claims[0].score.unit_of_difference
+    unit = f" ({points})" if points else ""
     axes.set_xlabel(_text(f"difference to {claims.reference}{unit}, 95 % interval"))
 
 

@@ -232,12 +232,12 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
 
 def _check_target(target: float, record: RunRecord) -> None:
     score = record.score
-    if math.isfinite(target) and (not score.unit or 0 <= target <= 1):
+    if math.isfinite(target) and (not score.is_share or 0 <= target <= 1):
         return
     raise RunError(
         f"The target is not a value of {score.label}.",
         got=f"{target:g}",
-        expected="a share in [0, 1], such as 0.85" if score.unit else "a number",
+        expected="a share in [0, 1], such as 0.85" if score.is_share else "a number",
     )
 
 

@@ -35,7 +35,7 @@ class ScoreAxis:
     def label(self, tick: float) -> str:
         """Return the text of a tick, a share in percent."""
         step = self.score.scale * (self.ticks[1] - self.ticks[0])
-        if not self.score.unit and not 1e-6 < step < 1e6:
+        if not self.score.is_share and not 1e-6 < step < 1e6:
             return f"{tick:.3g}"
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         return format_signed(self.score.scale * tick, decimals)
@@ -51,7 +51,7 @@ def score_axis(methods: Sequence[MethodSummary]) -> ScoreAxis | None:
     if score is None or not values:
         return None
     low, high = min(values), max(values)
-    least = 1e-3 if score.unit else 1e-3 * max(abs(low), abs(high)) or 1e-3
+    least = 1e-3 if score.is_share else 1e-3 * max(abs(low), abs(high)) or 1e-3
     return ScoreAxis(axis_ticks(low, high, least), score)
 
 

@@ -78,7 +78,7 @@ class _Rival(_Scored):
     @property
     def above(self) -> str:
         """How far the leader is above it, or below it where lower is better."""
-        if abs(self.gap) < (5e-7 if self.score.unit else 1e-6 * abs(self.best.mean)):
+        if abs(self.gap) < (5e-7 if self.score.is_share else 1e-6 * abs(self.best.mean)):
             return f"level with {self.name}"
         return f"{format_difference(self.gap, self.score)} {_side(self.score)} {self.name}"
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from fedkeel.errors import ModelError
 from fedkeel.task.losses import IGNORED
 from fedkeel.task.outputs import Outputs, Target
 
-Unit = Literal["", "%"]
-"""``%``: the metric is a share, which is shown times 100."""
+Unit = str
+"""``%``: the metric is a share, which is shown times 100. Else a short text, such as ``mm``, or
+none."""
 
 
 def _same(scores: Tensor) -> Tensor:

@@ -53,6 +53,9 @@ METRICS: dict[str, Callable[..., Metric | PooledMetric]] = {
 Their labels are in `records/score.py`.
 """
 
+LONGEST_UNIT = 12
+"""Characters that the unit of a metric may have."""
+
 _CALL = re.compile(r"([a-z_0-9]+?)(?:\((.*)\))?$")
 _TOP_K = re.compile(r"top([1-9][0-9]*)$")
 _IMPORTED = ImportTarget(
@@ -80,14 +83,34 @@ def metric(
         function: (output, target) -> values [B]; the output is what the module returns.
         name: its name; None takes that of the function.
         higher_is_better: its direction.
-        unit: ``"%"`` for a share, which is shown times 100.
+        unit: ``"%"`` for a share, which is shown times 100; else a short text, such as ``"mm"``.
+
+    Raises:
+        ModelError: the unit is not a short text.
 
     >>> absolute_error = metric(lambda output, y: (output[:, 0] - y).abs(), name="error")
     >>> absolute_error.name
     'error'
     """
+    _check_unit(unit)
     label = name or str(getattr(function, "__name__", type(function).__name__))
     return SumMetric(label, function, None, higher_is_better, unit)
+
+
+def _check_unit(unit: object) -> None:
+    """Refuse a unit that a table cannot show.
+
+    Raises:
+        ModelError: it is not a short text.
+    """
+    is_text = isinstance(unit, str) and unit == unit.strip() and unit.isprintable()
+    if not is_text or len(str(unit)) > LONGEST_UNIT:
+        raise ModelError(
+            "The unit of a metric is not a short text.",
+            got=unit,
+            expected=f"at most {LONGEST_UNIT} characters, such as '%' for a share, or 'mm'",
+            why="it stands after the values in tables and charts",
+        )
 
 
 def make_metric(given: MetricLike, info: TaskInfo) -> Metric | PooledMetric:
@@ -101,6 +124,7 @@ def make_metric(given: MetricLike, info: TaskInfo) -> Metric | PooledMetric:
     if is_torchmetric(given):
         return from_torchmetrics(given, info)
     if isinstance(given, Metric | PooledMetric):
+        _check_unit(given.unit)
         return given
     if callable(given):
         return metric(given)
