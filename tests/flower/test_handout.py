@@ -210,6 +210,54 @@ def test_a_page_needs_nothing_else_and_has_the_federations_values(
     assert "fedkeel[flower]==" not in found.text  # no package index has it
 
 
+def sums(text: str) -> dict[str, int]:
+    """The sums of the first table of messages, by when they are sent."""
+    found = re.findall(r"together (each round[a-z ]*) ([\d,]+) bytes", text)
+    return {when.strip(): int(size.replace(",", "")) for when, size in reversed(found)}
+
+
+@each("every", [1, 5])
+def test_the_sum_of_a_round_has_its_scores(every: int, hospitals: Path, tmp_path: Path) -> None:
+    """The scores can be larger than all else that a round sends."""
+    settings = load(hospitals / "federation" / "experiment.toml", [f"evaluation.every={every}"])
+    node, _ = example_node(settings, str(hospitals.parent / "made_up.csv"), 3)
+    app = tmp_path / str(every)
+    write_handout(settings, app, Places(), 3, node)
+    sent = answers(settings, node, 3)
+    training = sum(item.size or 0 for item in sent if item.in_round)
+    scores = sum(item.size or 0 for item in sent if item.what.startswith("Scores"))
+    assert scores > 0
+    together = {"each round": training + scores}
+    if every > 1:
+        together = {
+            "each round without scores": training,
+            "each round with scores": training + scores,
+        }
+    assert sums(Text(page(app, "node")).text) == together
+
+
+def test_the_page_of_a_node_says_what_the_node_needs(hospitals: Path, tmp_path: Path) -> None:
+    text = Text(page(hospitals, "node")).text
+    for words in (
+        "leave connections within this machine (127.0.0.1, the third line) allowed",
+        "hides the update of each single site. The sum still tells something of the examples",
+        "pip install torch --index-url https://download.pytorch.org/whl/cpu",
+        "one processor core is enough; about 1 GB of disk",
+        "several copies of the model of ",
+    ):
+        assert words in text, words
+    assert "prevents that" not in text
+    assert "download.pytorch.org/whl/cpu" in Text(page(hospitals, "server")).text
+    assert "download.pytorch.org/whl/cpu" in (hospitals / "for-it" / "Dockerfile").read_text()
+    app = tmp_path / "app"
+    words = ["-s", "flower.secure_aggregation=true"]
+    done = call("flower", "export", HOSPITALS, "--out", app, *words)
+    assert done.code == 0, done.err
+    for name in ("node", "server"):
+        text = Text(page(app, name)).text
+        assert "The sum still tells something of the examples behind it" in text
+
+
 def test_a_page_without_values_has_lines_to_fill_in(tmp_path: Path) -> None:
     words = ["-s", "flower.secure_aggregation=true", "-s", "flower.secure_minimum=3"]
     done = call("flower", "export", HOSPITALS, "--out", tmp_path / "app", *words)

@@ -13,7 +13,15 @@ from fedkeel.base.named_files import writing
 from fedkeel.config import Experiment
 from fedkeel.features.budget.feature import privacy_of
 from fedkeel.flower.data_on_nodes import is_on_nodes
-from fedkeel.flower.handout.messages import EACH_CLIENT, Sent, answers, requests
+from fedkeel.flower.handout.messages import (
+    AFTER_EACH_ROUND,
+    EACH_CLIENT,
+    EACH_ROUND,
+    MODEL_WORDS,
+    Sent,
+    answers,
+    requests,
+)
 from fedkeel.flower.handout.places import Places
 from fedkeel.flower.node.node import Node
 from fedkeel.report.html import render_page, write_page
@@ -77,7 +85,8 @@ def write_handout(
         "privacy": privacy_of(experiment),
         "sent": sent,
         "received": received,
-        "total": (_total(sent, node), _total(received, node)),
+        "total": (_totals(sent, node), _totals(received, node)),
+        "model_bytes": sum(item.size or 0 for item in received if item.what == MODEL_WORDS),
         "clients": 1 if node is None else len(node.clients),
         "state_bytes": kept,
         "why_unknown": why_unknown,
@@ -97,16 +106,22 @@ def write_handout(
     return pages
 
 
-def _total(sent: list[Sent], node: Node | None) -> int | None:
-    """Return the bytes of a round of training, of a node whose clients all take part."""
+def _totals(sent: list[Sent], node: Node | None) -> dict[str, int]:
+    """Return the bytes of a round, of a node whose clients all take part, by when that is.
+
+    Where not every round has scores, those with them and those without have sums of their own.
+    """
     if node is None:
-        return None
+        return {}
     count = len(node.clients)
-    return sum(
-        (item.size or 0) * (count if item.when == EACH_CLIENT else 1)
-        for item in sent
-        if item.in_round
-    )
+    sizes = {EACH_CLIENT: count}
+    training = sum((i.size or 0) * sizes.get(i.when, 1) for i in sent if i.in_round)
+    scores = sum(item.size or 0 for item in sent if item.with_scores)
+    if not scores:
+        return {EACH_ROUND: training}
+    if any(item.when == AFTER_EACH_ROUND for item in sent if item.with_scores):
+        return {EACH_ROUND: training + scores}
+    return {"each round without scores": training, "each round with scores": training + scores}
 
 
 def _entry(places: Places, nodes: int, has_own_data: bool) -> str:

@@ -46,6 +46,8 @@ FLOAT = 8
 
 DIGEST = "0" * 16
 EACH_ROUND, EACH_CLIENT = "each round", "each round, for each client that it trains"
+AFTER_EACH_ROUND = "after each round"
+MODEL_WORDS = "The model as the server has it"
 
 UPDATE_WORDS = (
     "The update: how training on the data of this site has changed each number of the model"
@@ -63,6 +65,7 @@ class Sent:
         size: its bytes, None where the form of the data is not known.
         in_round: whether each round of training has it.
         part: the name under which the records of a run count its bytes, "" for headers.
+        with_scores: whether it belongs to the evaluation, which not every round need have.
     """
 
     what: str
@@ -70,6 +73,7 @@ class Sent:
     size: int | None
     in_round: bool = False
     part: str = ""
+    with_scores: bool = False
 
 
 def answers(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent]:
@@ -102,7 +106,7 @@ def requests(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent
         spec = None if node is None else node.specs.survey
         found += _model(plan, spec, "The model, for what is asked before training")
     spec = None if node is None else node.specs.training
-    found += _model(plan, spec, "The model as the server has it")
+    found += _model(plan, spec, MODEL_WORDS)
     size = None if node is None else _length(_request(node))
     what = "The request: number of the round, learning rate, which clients are to train"
     found.append(Sent(what, EACH_ROUND, size, True))
@@ -113,7 +117,7 @@ def requests(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent
     if _evaluates(experiment, node):
         size = None if node is None else _size(node.specs.evaluation, ("",))
         when = _times(experiment.evaluation.every)
-        found.append(Sent("The model, to be evaluated", when, size))
+        found.append(Sent("The model, to be evaluated", when, size, with_scores=True))
     return found
 
 
@@ -242,7 +246,7 @@ def _scores(experiment: Experiment, node: Node | None) -> Iterator[Sent]:
     what += "examples of this site that are kept aside: sums over all of them"
     if metrics is not None:
         what += f", for {', '.join(metrics.on_nodes().order)}"
-    yield Sent(what, _times(experiment.evaluation.every), size)
+    yield Sent(what, _times(experiment.evaluation.every), size, with_scores=True)
     counts = None if metrics is None else FLOAT * metrics.of_pictures().state_size
     if counts != 0:
         what = "Counts for the pictures of the report, such as right and wrong answers by class; "
@@ -251,7 +255,7 @@ def _scores(experiment: Experiment, node: Node | None) -> Iterator[Sent]:
 
 
 def _times(every: int) -> str:
-    return "after each round" if every == 1 else f"after every {counted(every, 'round')}"
+    return AFTER_EACH_ROUND if every == 1 else f"after every {counted(every, 'round')}"
 
 
 # --- sizes ----------------------------------------------------------------------------------------
