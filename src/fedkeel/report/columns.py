@@ -243,7 +243,7 @@ _COSTS = (
         "ms/client",
         None,
         _MILLISECONDS,
-        "Training time for each client and round, on this machine. It grows with whatever else the "
+        "Training time for each client, in the median round, on this machine. It grows with whatever else the "
         "machine does, so no method is marked.",
     ),
     ReportColumn(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar, get_args
@@ -77,9 +77,11 @@ class RunSummary:
         seconds_by_phase: seconds, by phase.
         seconds: seconds over all phases and rounds.
         seconds_per_round: mean over the rounds with training.
-        seconds_per_client: training seconds for each local training.
-        processor_seconds_per_client: processor seconds for each local training; unlike the seconds
-            they do not grow with what else the machine does. None where a round has none.
+        seconds_per_client: training seconds for each local training, in the median round: the
+            first round of a process also pays for loading and warming up.
+        processor_seconds_per_client: processor seconds for each local training, in the median round
+            too; unlike the seconds they do not grow with what else the machine does. None where a
+            round has none.
         losses_not_finite: rounds with a training or test loss that was not finite.
         features: the numbers of features, by key.
         has_personal: whether its clients were also scored with models of their own.
@@ -282,7 +284,6 @@ def summarise(
     trainings = sum(len(r.clients) + len(r.excluded) for r in rows)
     after_start = [row for row in rows if row.round > 0]
     models = bytes_down.get("model", 0) if model_bytes is None else model_bytes * selections
-    training = sum(s for phase, s in seconds_by_phase.items() if phase.startswith(TRAINING))
     return RunSummary(
         rounds=max((row.round for row in rows), default=0),
         evaluations=len(scores),
@@ -309,8 +310,10 @@ def summarise(
         seconds_per_round=_ratio(
             sum(sum(row.seconds.values()) for row in after_start), len(after_start)
         ),
-        seconds_per_client=_ratio(training, trainings),
-        processor_seconds_per_client=_processor_seconds_per_client(after_start),
+        seconds_per_client=_in_the_median_round(after_start, _training_seconds),
+        processor_seconds_per_client=_in_the_median_round(
+            after_start, lambda row: row.processor_seconds
+        ),
         losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
         features=_feature_numbers(rows, rounds_to_target),
         has_personal=any(row.personal for row in rows),
@@ -329,13 +332,18 @@ def _feature_numbers(rows: Sequence[RoundRecord], rounds_to_target: int | None) 
     return numbers
 
 
-def _processor_seconds_per_client(rows: Sequence[RoundRecord]) -> float | None:
-    """Return the processor seconds of a local training, None where a round does not have them."""
-    trained = [row for row in rows if row.clients or row.excluded]
-    seconds = [row.processor_seconds for row in trained if row.processor_seconds is not None]
-    if len(seconds) < len(trained):
-        return None
-    return _ratio(math.fsum(seconds), sum(len(r.clients) + len(r.excluded) for r in trained))
+def _training_seconds(row: RoundRecord) -> float:
+    return math.fsum(s for phase, s in row.seconds.items() if phase.startswith(TRAINING))
+
+
+def _in_the_median_round(
+    rows: Sequence[RoundRecord], seconds: Callable[[RoundRecord], float | None]
+) -> float | None:
+    """Return the seconds of a local training in the median round; None where a round lacks them."""
+    trained = [(row, len(row.clients) + len(row.excluded)) for row in rows]
+    values = [(seconds(row), count) for row, count in trained if count]
+    known = [value / count for value, count in values if value is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None
 
 
 def rounds_to(
