@@ -243,8 +243,8 @@ _COSTS = (
         "ms/client",
         None,
         _MILLISECONDS,
-        "Training time for each client, in the median round, on this machine. It grows with whatever else the "
-        "machine does, so no method is marked.",
+        "Training time for each client, in the median round, on this machine. It grows with "
+        "whatever else the machine does, so no method is marked.",
     ),
     ReportColumn(
         "seconds",
