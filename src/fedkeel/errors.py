@@ -171,8 +171,13 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0][:200] if text else type(error).__name__
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str | None:
     """Return the known word closest to `word`, whatever its case, or None where nothing is close.
+
+    Args:
+        word: what a user wrote.
+        known: the words that there are.
+        least: how close it is at least, from 0 to 1 for the same word.
 
     >>> nearest("learning_rte", ["epochs", "learning_rate"])
     'learning_rate'
@@ -180,7 +185,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     True
     """
     small = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word.lower(), list(small), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word.lower(), list(small), n=1, cutoff=least)
     return small[matches[0]] if matches else None
 
 

@@ -161,8 +161,6 @@ def test_a_frame_and_a_gap_that_training_filled(folder: Path) -> None:
     without = pa.table({"age": [61.5], "sex": ["m"]})
     assert "no column 'dose'" in model.predict(without).warnings[0]
     assert torch.allclose(model.predict(without).scores, found.scores[:1])
-    warnings = model.predict(pa.table({"age": [61.5]})).warnings
-    assert ["no columns 'sex', 'dose': their values" in text for text in warnings] == [True]
 
 
 @pytest.fixture(scope="module")

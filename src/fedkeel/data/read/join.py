@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,19 +77,28 @@ def with_same_columns(sources: Sequence[Source], may_have_gaps: bool) -> list[So
             )
     everywhere = dict.fromkeys(name for source in sources for name in source.train.columns)
     columns = tuple(everywhere)
+    shared = {c for c in columns if all(c in source.train.columns for source in sources)}
     return [
         replace(
             source,
             train=source.train.with_columns(columns),
             test=source.test.with_columns(columns),
-            warnings=(*source.warnings, *_missing_columns(source, columns)),
+            warnings=(*source.warnings, *_missing_columns(source, columns, shared)),
         )
         for source in sources
     ]
 
 
-def _missing_columns(source: Source, columns: tuple[str, ...]) -> list[str]:
-    """Return a warning for each half of a source that lacks columns which others have."""
+def _missing_columns(
+    source: Source, columns: tuple[str, ...], shared: Collection[str]
+) -> list[str]:
+    """Return a warning for each half of a source that lacks columns which others have.
+
+    Args:
+        source: the source.
+        columns: those of all sources.
+        shared: those that every source has.
+    """
     halves = (
         {"": source.train}
         if source.train.columns == source.test.columns
@@ -103,7 +112,8 @@ def _missing_columns(source: Source, columns: tuple[str, ...]) -> list[str]:
         present = set(half.columns)
         names = [name for name in columns if name not in present]
         if names:
-            warnings.append(without_columns(f"{of}{source.name}", names))
+            own = [name for name in half.columns if name not in shared]
+            warnings.append(without_columns(f"{of}{source.name}", names, own))
     return warnings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from fedkeel.data.read.load import check_path
 from fedkeel.data.read.raw_examples import (
     RawExamples,
     float_type,
-    missing,
+    lacks_columns,
     without_columns,
 )
 from fedkeel.data.read.table_columns import as_categories, as_numbers
 from fedkeel.data.read.tables import PANDAS_INDEX, TABLE_SUFFIXES, read_columns
 from fedkeel.data.table_schema import TableSchema
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, counted
 
 _Column = Any  # pyarrow has no types
 
@@ -54,18 +54,17 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
         schema: the columns that the model was trained with, and what became of missing values.
 
     Raises:
-        DataError: it cannot be read, lacks a column, or a value is of another kind, is missing, or
-            is a category that is not known, and values may not be missing.
+        DataError: it cannot be read, or a value is of another kind; it lacks more than half of the
+            columns; or it lacks a column, a value is missing, or a category is not known, and
+            values may not be missing.
     """
     columns = _columns(value, name, schema)
-    may_have_gaps, warnings = schema.missing != "refuse", []
-    numbers, categories, absent = {}, {}, list[str]()
+    may_have_gaps, warnings = schema.missing != "refuse", _lacking(name, schema, list(columns))
+    numbers, categories = {}, {}
     for column in schema.columns:
         if column.name not in columns:
-            if not may_have_gaps:
-                raise missing(name, "column", column.name, list(columns))
-            absent.append(column.name)
-        elif column.categories is None:
+            continue
+        if column.categories is None:
             numbers[column.name] = as_numbers(
                 name, column.name, columns[column.name], may_have_gaps
             )
@@ -73,10 +72,6 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
             numbers[column.name], categories[column.name] = as_categories(
                 name, column.name, columns[column.name], may_have_gaps
             )
-    if not numbers:
-        raise missing(name, "column", schema.columns[0].name, list(columns))
-    if absent:
-        warnings.append(without_columns(name, absent))
     count = len(next(iter(columns.values())))
     dtype = float_type(values.dtype for values in numbers.values())
     x = np.full((count, len(schema.columns)), np.nan, dtype=dtype)
@@ -95,6 +90,38 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
         if key not in names
     }
     return NewRows(schema.inputs_of(raw.x), others, tuple(warnings))
+
+
+def _lacking(name: str, schema: TableSchema, present: Sequence[str]) -> list[str]:
+    """Return a warning of columns that a table lacks.
+
+    Raises:
+        DataError: it lacks more than half of them, or values may not be missing.
+    """
+    known = [column.name for column in schema.columns]
+    absent = [key for key in known if key not in present]
+    others = [key for key in present if key not in known]
+    if not absent:
+        return []
+    is_other_table = 2 * len(absent) > len(known)
+    if schema.missing != "refuse" and not is_other_table:
+        return [without_columns(name, absent, others)]
+    lacks = f"{len(absent):,} of the {counted(len(known), 'column')} of the training"
+    raise DataError(
+        f"{lacks_columns(name, absent, others)}.",
+        got=f"a table that lacks {lacks}; its columns: {_listed(present)}",
+        expected=f"the columns {_listed(known)}",
+        why="the model would answer from what it takes for missing values, and not from this table"
+        if is_other_table
+        else "the model was trained on data without missing values",
+        do="name the columns as in the training, or "
+        + ("give a table that this model is for" if is_other_table else "add what is missing"),
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first of some names."""
+    return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
 
 
 def is_table(value: object) -> bool:

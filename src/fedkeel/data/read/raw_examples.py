@@ -17,7 +17,7 @@ from fedkeel.data.dataset import Dataset, Ints, MissingTargets, dataset
 from fedkeel.data.hold_out import share_of_groups
 from fedkeel.data.read.identifiers import Encoded, check_no_quantity, encode_as
 from fedkeel.data.user_arrays import as_targets
-from fedkeel.errors import DataError, did_you_mean
+from fedkeel.errors import DataError, did_you_mean, nearest
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,35 @@ def missing(
     return DataError(f"{path} has no {what} {name!r}.", do=f"{did_you_mean(name, present)}{hint}")
 
 
-def without_columns(name: str, absent: Sequence[str]) -> str:
-    """Return the warning of a table that lacks columns which may be missing.
+def lacks_columns(name: str, absent: Sequence[str], others: Sequence[str] = ()) -> str:
+    """Return that a table lacks columns, and which of its other columns may be meant.
+
+    Args:
+        name: what to call the table.
+        absent: names of the columns that it lacks.
+        others: names of its columns that stand for nothing else.
+
+    >>> lacks_columns("new.csv", ["age"], ["id", "Age"])
+    "new.csv has no column 'age' (did you mean 'Age'?)"
+    >>> lacks_columns("new.csv", ["age", "dose", "sex"], ["Sex", " dose"])[44:]
+    "(did you mean ' dose' for 'dose', 'Sex' for 'sex'?)"
+    """
+    more = f" and {len(absent) - 20:,} more" if len(absent) > 20 else ""
+    noun = "column" if len(absent) == 1 else "columns"
+    close = {key: near for key in absent[:20] if (near := nearest(key, others, 0.7)) is not None}
+    meant = [repr(near) + f" for {key!r}" * (len(absent) > 1) for key, near in close.items()]
+    hint = f" (did you mean {', '.join(meant)}?)" if meant else ""
+    return f"{name} has no {noun} {', '.join(map(repr, absent[:20]))}{more}{hint}"
+
+
+def without_columns(name: str, absent: Sequence[str], others: Sequence[str] = ()) -> str:
+    """Return the warning of a table that lacks columns which may be missing; see `lacks_columns`.
 
     >>> without_columns("new.csv", ["age", "dose"])
     "new.csv has no columns 'age', 'dose': their values are taken for missing ones"
     """
-    more = f" and {len(absent) - 20:,} more" if len(absent) > 20 else ""
-    noun, whose = ("column", "its") if len(absent) == 1 else ("columns", "their")
-    names = ", ".join(map(repr, absent[:20]))
-    return f"{name} has no {noun} {names}{more}: {whose} values are taken for missing ones"
+    whose = "its" if len(absent) == 1 else "their"
+    return f"{lacks_columns(name, absent, others)}: {whose} values are taken for missing ones"
 
 
 def train_and_test_rows(

@@ -1,0 +1,63 @@
+"""What is said of the rows of a table that do not fit the model, or may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fedkeel as fk
+from fedkeel.data.read.new_rows import read_new_rows
+from fedkeel.data.table_schema import Column, TableSchema
+
+pa = pytest.importorskip("pyarrow")
+
+COLUMNS = (
+    Column("age", fill=(54.0,)),
+    Column("sex", ("female", "male"), fill=(0.5, 0.5)),
+    Column("pain", fill=(1.0,)),
+    Column("dose", fill=(2.0,)),
+)
+FILLED = TableSchema(COLUMNS, "mean")
+WHOLE = TableSchema(tuple(Column(c.name, c.categories) for c in COLUMNS))
+ROW: dict[str, Any] = {"age": [61.5, 48], "sex": ["male", "female"], "pain": [1, 2], "dose": [1, 2]}
+
+
+def of(**columns: Any) -> Any:
+    """A table of two rows with some columns changed; None leaves one out."""
+    return pa.table({key: value for key, value in (ROW | columns).items() if value is not None})
+
+
+def refused(table: Any, schema: TableSchema) -> str:
+    with pytest.raises(fk.FedkeelError) as caught:
+        read_new_rows(table, "new.csv", schema)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("schema", [FILLED, WHOLE])
+def test_a_table_of_other_data_is_refused(schema: TableSchema) -> None:
+    """Also where values may be missing: it would be answered from the values that fill gaps."""
+    told = refused(pa.table({"radius": [1.0], "area": [2.0], "age": [50]}), schema)
+    assert "no columns 'sex', 'pain', 'dose'." in told
+    assert "lacks 3 of the 4 columns of the training; its columns: 'radius', 'area'" in told
+    assert "expected the columns 'age', 'sex', 'pain', 'dose'" in told
+    assert "give a table that this model is for" in told
+    refused(pa.table({"radius": [1.0]}), schema)
+
+
+def test_half_of_the_columns_is_enough_where_values_may_be_missing() -> None:
+    rows = read_new_rows(of(pain=None, dose=None), "new.csv", FILLED)
+    assert rows.warnings == (
+        "new.csv has no columns 'pain', 'dose': their values are taken for missing ones",
+    )
+    told = refused(of(pain=None, dose=None), WHOLE)
+    assert "lacks 2 of the 4 columns" in told
+    assert "without missing values" in told
+
+
+def test_a_column_with_almost_the_name_is_told() -> None:
+    table = of(age=None, pain=None, **{"Age": [60, 50], " pain": [1, 2], "id": ["a", "b"]})
+    hint = "(did you mean 'Age' for 'age', ' pain' for 'pain'?)"
+    assert hint in read_new_rows(table, "new.csv", FILLED).warnings[0]
+    assert hint in refused(table, WHOLE)
+    assert "'age' (did you mean 'Age'?)" in refused(of(age=None, Age=[60, 50]), WHOLE)
