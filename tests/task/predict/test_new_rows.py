@@ -61,3 +61,33 @@ def test_a_column_with_almost_the_name_is_told() -> None:
     assert hint in read_new_rows(table, "new.csv", FILLED).warnings[0]
     assert hint in refused(table, WHOLE)
     assert "'age' (did you mean 'Age'?)" in refused(of(age=None, Age=[60, 50]), WHOLE)
+
+
+def test_a_category_with_almost_the_name_is_told() -> None:
+    assert read_new_rows(of(sex=["Male", "Female"]), "new.csv", FILLED).warnings == (
+        "new.csv: column 'sex' holds a category that is not known ('Male', 'Female', in 2 of 2 "
+        "rows): it is taken for a missing value; did you mean 'male', 'female'?",
+    )
+    (told,) = read_new_rows(of(sex=["male", "unknown"]), "new.csv", FILLED).warnings
+    assert told.endswith("('unknown', in 1 of 2 rows): it is taken for a missing value")
+    told = refused(of(sex=["Male", "x"]), WHOLE)
+    assert "did you mean 'male'? write the categories as in the training" in told
+
+
+@pytest.mark.parametrize("schema", [FILLED, WHOLE])
+def test_what_to_do_about_a_value_is_not_about_training(schema: TableSchema) -> None:
+    """The model is trained: no setting of [data] helps."""
+    odd: list[dict[str, list[Any]]] = [
+        {"age": ["old", "48"]},
+        {"age": [float("inf"), 48]},
+        {"age": [[1], [2]]},
+    ]
+    if schema is WHOLE:
+        odd += [{"age": [None, 48]}, {"sex": [None, "male"]}, {"sex": ["x", "male"]}]
+    for columns in odd:
+        told = refused(of(**columns), schema)
+        advice = told.split("  do   ")[1]
+        assert "[data]" not in told
+        assert "drop" not in advice or "to train without it" in advice
+    assert "write a number, or leave out the row" in refused(of(age=["old", "48"]), schema)
+    assert "with a point: 1.5" in refused(of(age=["1,5", "48"]), schema)

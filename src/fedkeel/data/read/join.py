@@ -15,7 +15,7 @@ from fedkeel.data.dataset import Dataset, Ints, dataset
 from fedkeel.data.read.identifiers import check_written_alike, in_order
 from fedkeel.data.read.images import shape_text
 from fedkeel.data.read.raw_examples import RawExamples, without_columns
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, nearest
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,21 @@ def with_categories(
     where: str,
     may_have_gaps: bool,
     warnings: list[str],
+    is_for_model: bool = False,
 ) -> RawExamples:
-    """Return examples with their categories numbered by known names; note what is not known."""
+    """Return examples with their categories numbered by known names; note what is not known.
+
+    Args:
+        raw: the examples.
+        names: of each column of categories, the known ones.
+        where: what to call the examples in messages.
+        may_have_gaps: whether what is not known is taken for a missing value.
+        warnings: where it is noted.
+        is_for_model: whether a trained model is to answer them, whose settings stay as they are.
+
+    Raises:
+        DataError: a category is not known, and values may not be missing.
+    """
     x = raw.x
     for column, categories in raw.categories.items():
         place, known = raw.columns.index(column), names[column]
@@ -175,19 +188,29 @@ def with_categories(
         unknown = old[new.isnan() & ~old.isnan()].to(torch.int64)
         if not len(unknown):
             continue
-        example = f"{categories[int(unknown[0])]!r}, in {len(unknown):,} of {len(raw):,} rows"
+        odd = [categories[number] for number in dict.fromkeys(unknown.tolist())]
+        more = ", ..." if len(odd) > 3 else ""
+        rows = f"in {len(unknown):,} of {len(raw):,} rows"
+        example = f"{', '.join(map(repr, odd[:3]))}{more}, {rows}"
+        close = dict.fromkeys(near for name in odd[:3] if (near := nearest(name, known, 0.7)))
+        meant = f"did you mean {', '.join(map(repr, close))}?" if close else ""
         if not may_have_gaps:
+            remedy = (
+                "write the categories as in the training, or leave these rows out"
+                if is_for_model
+                else 'set missing = "mean" or "indicator" in [data], which takes it for a missing '
+                "value; or name it in data.categories"
+            )
             raise DataError(
                 f"{where}: column {column!r} holds a category that is not known.",
                 got=example,
                 expected=f"one of {', '.join(map(repr, known[:8]))}",
                 why="the training data say which there are, or data.categories where it names them",
-                do='set missing = "mean" or "indicator" in [data], which takes it for a missing '
-                "value; or name it in data.categories",
+                do=f"{meant} {remedy}".lstrip(),
             )
         warnings.append(
             f"{where}: column {column!r} holds a category that is not known ({example}): it is "
-            "taken for a missing value"
+            "taken for a missing value" + f"; {meant}" * bool(meant)
         )
     return replace(raw, x=x, categories=names)
 

@@ -66,11 +66,11 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
             continue
         if column.categories is None:
             numbers[column.name] = as_numbers(
-                name, column.name, columns[column.name], may_have_gaps
+                name, column.name, columns[column.name], may_have_gaps, is_for_model=True
             )
         else:
             numbers[column.name], categories[column.name] = as_categories(
-                name, column.name, columns[column.name], may_have_gaps
+                name, column.name, columns[column.name], may_have_gaps, is_for_model=True
             )
     count = len(next(iter(columns.values())))
     dtype = float_type(values.dtype for values in numbers.values())
@@ -83,7 +83,7 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
         torch.from_numpy(x), np.zeros(count, np.int64), (), names, categories=categories
     )
     known = {c.name: c.categories for c in schema.columns if c.categories is not None}
-    raw = with_categories(raw, known, name, may_have_gaps, warnings)
+    raw = with_categories(raw, known, name, may_have_gaps, warnings, is_for_model=True)
     others = {
         key: [_text(value) for value in column.to_pylist()]
         for key, column in columns.items()

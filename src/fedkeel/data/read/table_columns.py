@@ -24,9 +24,12 @@ _WHOLE = re.compile(r"([+-]?(?:0|[1-9][0-9]*))(?:\.0*)?")
 FILL = 'set missing = "mean" or "indicator" in [data] to fill gaps'
 """What to do about missing values."""
 
+_CORRECT = "write a number, or leave out the row"
+"""What to do about a value that a trained model cannot take."""
+
 
 def as_categories(
-    where: Path | str, name: str, column: _Column, may_have_gaps: bool
+    where: Path | str, name: str, column: _Column, may_have_gaps: bool, is_for_model: bool = False
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Return [N] the number of each example's category, NaN for a gap; and the categories in order.
 
@@ -38,6 +41,8 @@ def as_categories(
         name: name of the column.
         column: texts, whole numbers or truth values.
         may_have_gaps: whether a value may be missing.
+        is_for_model: whether a trained model is to answer the rows, whose settings stay as they
+            are.
 
     Raises:
         DataError: a value is neither text nor a whole number, or is missing and may not be.
@@ -61,11 +66,13 @@ def as_categories(
     values: NDArray[Any] = number_of[index.astype(np.int64)]
     gaps = np.isnan(values)
     if gaps.any() and not may_have_gaps:
-        raise _gap(where, name, gaps, column)
+        raise _gap(where, name, gaps, column, is_for_model)
     return values, names
 
 
-def as_numbers(where: Path | str, name: str, column: _Column, may_have_gaps: bool) -> NDArray[Any]:
+def as_numbers(
+    where: Path | str, name: str, column: _Column, may_have_gaps: bool, is_for_model: bool = False
+) -> NDArray[Any]:
     """Return [N] numbers, NaN for a gap.
 
     Args:
@@ -73,6 +80,8 @@ def as_numbers(where: Path | str, name: str, column: _Column, may_have_gaps: boo
         name: name of the column.
         column: numbers or truth values; texts only where a mark such as ``?`` made them so.
         may_have_gaps: whether a value may be missing.
+        is_for_model: whether a trained model is to answer the rows, whose settings stay as they
+            are.
 
     Raises:
         DataError: a value is a text, is infinite, or is missing and may not be.
@@ -82,7 +91,7 @@ def as_numbers(where: Path | str, name: str, column: _Column, may_have_gaps: boo
     types = pa.types
     as_written = column
     if is_text(column.type):
-        column = _numbers_with_gap_marks(where, name, column)
+        column = _numbers_with_gap_marks(where, name, column, is_for_model)
     if not types.is_null(column.type):
         check_type(where, name, column.type)
     column = column.combine_chunks()
@@ -90,7 +99,7 @@ def as_numbers(where: Path | str, name: str, column: _Column, may_have_gaps: boo
         column = column.dictionary_decode()
     gaps = column.is_null().to_numpy(zero_copy_only=False)
     if gaps.any() and not may_have_gaps:
-        raise _gap(where, name, gaps, as_written)
+        raise _gap(where, name, gaps, as_written, is_for_model)
     if types.is_boolean(column.type) and gaps.any():
         column = column.cast(pa.int8())
     if types.is_decimal(column.type) or types.is_null(column.type):
@@ -103,13 +112,17 @@ def as_numbers(where: Path | str, name: str, column: _Column, may_have_gaps: boo
             f"{where}: column {name!r} is not finite.",
             got=f"{values[row]} in row {row} (counted from 0)",
             expected="finite numbers",
-            do="drop the row or fill the gap before training"
+            do=_CORRECT
+            if is_for_model
+            else "drop the row or fill the gap before training"
             + ("" if np.isinf(values[row]) else f"; or {FILL}"),
         )
     return values
 
 
-def _gap(where: Path | str, name: str, gaps: NDArray[Any], column: _Column) -> DataError:
+def _gap(
+    where: Path | str, name: str, gaps: NDArray[Any], column: _Column, is_for_model: bool
+) -> DataError:
     """Return the error of missing values in a column of inputs."""
     row, count = int(np.flatnonzero(gaps)[0]), int(gaps.sum())
     value = column[row].as_py()
@@ -120,11 +133,16 @@ def _gap(where: Path | str, name: str, gaps: NDArray[Any], column: _Column) -> D
         f"{where}: column {name!r} has a gap.",
         got=f"{written} in row {row} (counted from 0){more}",
         expected="a value in every row",
-        do=f'{FILL}; or leave the column out: drop = ["{name}"]',
+        why="the model was trained on data without missing values" if is_for_model else None,
+        do="fill in the value, or leave out the row"
+        if is_for_model
+        else f'{FILL}; or leave the column out: drop = ["{name}"]',
     )
 
 
-def _numbers_with_gap_marks(where: Path | str, name: str, column: _Column) -> _Column:
+def _numbers_with_gap_marks(
+    where: Path | str, name: str, column: _Column, is_for_model: bool
+) -> _Column:
     """Return as numbers a column of texts, where only the marks of gaps are not numbers."""
     import pyarrow as pa
     from pyarrow import compute
@@ -136,13 +154,13 @@ def _numbers_with_gap_marks(where: Path | str, name: str, column: _Column) -> _C
         is_mark = compute.is_in(compute.utf8_lower(texts), value_set=marks)
         numbers = compute.if_else(is_mark, pa.scalar(None, texts.type), texts).cast(pa.float64())
     except pa.ArrowInvalid:
-        raise _holds_text(where, name, column) from None
+        raise _holds_text(where, name, column, is_for_model) from None
     if not compute.any(is_mark).as_py():
-        raise _holds_text(where, name, column)
+        raise _holds_text(where, name, column, is_for_model)
     return pa.chunked_array([numbers.take(codes.indices)])
 
 
-def _holds_text(where: Path | str, name: str, column: _Column) -> DataError:
+def _holds_text(where: Path | str, name: str, column: _Column, is_for_model: bool) -> DataError:
     """Return the error of texts in a column of numbers."""
     try:
         row, text = _first_text(column)
@@ -151,9 +169,12 @@ def _holds_text(where: Path | str, name: str, column: _Column) -> DataError:
     return DataError(
         f"{where}: column {name!r} holds text.",
         got=f"{text[:40]!r} in row {row} (counted from 0)",
-        expected="numbers in every column but those of labels, clients and categories",
+        expected="numbers, as in the training"
+        if is_for_model
+        else "numbers in every column but those of labels, clients and categories",
         do=_without_percent(text.strip())
         or _without_commas(text.strip())
+        or (is_for_model and _CORRECT)
         or f'set categories = ["{name}"] in [data], or name the column in data.drop, data.label '
         "or data.client",
     )
@@ -196,7 +217,8 @@ def check_type(where: Path | str, name: str, kind: _Column) -> None:
         f"{where}: column {name!r} does not hold numbers.",
         got=kind,
         expected="numbers in every column but those of labels and clients",
-        do="write it as numbers, such as days or years, or name it in data.drop",
+        do="write it as numbers, such as days or years; or, to train without it, name it in "
+        "data.drop",
     )
 
 

@@ -213,7 +213,7 @@ def _check_parquet_size(path: Path, metadata: _Column, names: Sequence[str]) -> 
     """
     pages = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
     size = max(pages, 8 * metadata.num_rows * len(names))
-    do = "name columns that are not needed in data.drop, or write it as CSV"
+    do = "write it as CSV; or, to train without some columns, name these in data.drop"
     check_size(path, "the table", size, path.stat().st_size, do)
 
 
