@@ -70,6 +70,21 @@ def test_equal_differences_have_no_spread() -> None:
     assert PairedDifference((0.0, 0.0)).equivalence_p_value(0.5) == 0.0
 
 
+def test_the_step_of_a_coarse_score_counts_as_spread() -> None:
+    """With a spread of its own, the squares are added; without, the step is all of it."""
+    equal = PairedDifference((0.14,) * 3, resolution=0.02)
+    same = PairedDifference((0.12, 0.14, 0.16))  # deviation 0.02
+    assert equal.p_value == pytest.approx(same.p_value)
+    assert equal.interval is not None
+    assert same.interval is not None
+    assert equal.interval.low == pytest.approx(same.interval.low)
+    assert equal.seeds_needed() == same.seeds_needed()
+    assert equal.equivalence_p_value(0.2) == pytest.approx(same.equivalence_p_value(0.2))
+    both = PairedDifference((0.11, 0.14, 0.17), resolution=0.04)
+    wide = PairedDifference((0.09, 0.14, 0.19))  # 0.05^2 = 0.03^2 + 0.04^2
+    assert both.p_value == pytest.approx(wide.p_value)
+
+
 @pytest.mark.parametrize(("size", "level", "seeds", "power"), ORACLE["seeds"])
 def test_the_seeds_needed_are_those_of_a_power_analysis(
     size: float, level: float, seeds: float, power: float

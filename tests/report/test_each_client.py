@@ -166,11 +166,29 @@ def test_one_seed_shows_nothing_and_has_no_interval(make, tmp_path):
 def test_seeds_that_agree_by_chance_of_few_examples_show_nothing(make, tmp_path):
     """Three seeds, each with two of 25 examples fewer: no spread, so a t-test would be certain."""
     gains = {"fedavg": [(-0.08, 0.0)] * 3}
-    few = found(comparison(make, tmp_path / "few", gains, seeds=3, examples=25))
-    assert few.lines[0].cells[1].over_local.outcome == "too few examples"
-    assert few.sentences[0].endswith("no client is shown to gain or to lose by federation.")
+    three = found(comparison(make, tmp_path / "three", gains, seeds=3, examples=25))
+    assert three.lines[0].cells[1].over_local.outcome == "too few examples"
+    eight = found(comparison(make, tmp_path / "eight", gains, seeds=8, examples=25))
+    assert eight.lines[0].cells[1].over_local.outcome == "too few examples"
+    for few in (three, eight):
+        assert few.sentences[0].endswith("no client is shown to gain or to lose by federation.")
     many = found(comparison(make, tmp_path / "many", gains, seeds=3, examples=400))
     assert many.lines[0].cells[1].over_local.outcome == "loses"
+
+
+def test_equal_differences_are_no_certainty(make, tmp_path):
+    """Steps of a score of 25 examples are 4 points, so the true spread may be as large."""
+    gains = {"fedavg": [(-0.16, 0.0), (-0.16, 0.0), (-0.2, 0.02)]}
+    of = found(comparison(make, tmp_path, gains, seeds=3, examples=25))
+    gain = next(line for line in of.lines if line.name == "North").cells[1].over_local
+    assert gain.mark == ""
+    assert gain.difference.stat.std == pytest.approx(0)
+    error = 0.04 / 3**0.5
+    p_value = 2 * stats.t.sf(0.16 / error, 2)
+    assert (gain.outcome, gain.difference.is_coarse) == ("open", True)
+    assert gain.difference.p_value == pytest.approx(p_value, rel=1e-6)
+    half = 100 * stats.t.isf(0.025, 2) * error
+    assert gain.interval_text == f"[−{16 + half:.1f}, −{16 - half:.1f}]"
 
 
 def test_seeds_that_draw_other_examples_have_seen_more_of_them(make, tmp_path):

@@ -99,7 +99,7 @@ def test_a_low_error_that_is_worse_on_one_seed_is_no_lead():
 
 def test_two_standard_errors_are_known_of_an_accuracy_alone():
     for score, lead in ((ACCURACY, "too few examples"), (AUROC, "clear")):
-        few = [group(m, score, *[a] * 3, examples=20) for m, a in (("a", 0.80), ("b", 0.85))]
+        few = [group(m, score, *[a] * 3, examples=100) for m, a in (("a", 0.80), ("b", 0.85))]
         assert lead_over(few[1], few[0]) == lead
 
 

@@ -48,9 +48,13 @@ class PairedDifference:
 
     Args:
         values: one for each seed that both methods have; at least one.
+        resolution: the step in which values can differ, 1 / n for a share of n examples. It is
+            added to the spread, as steps hide a smaller one: seeds that agree exactly on few
+            examples are no certainty.
     """
 
     values: tuple[float, ...]
+    resolution: float = 0.0
 
     @property
     def stat(self) -> Stat:
@@ -59,6 +63,11 @@ class PairedDifference:
         if stat is None:
             raise ValueError("a paired difference has at least one value")
         return stat
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the step may hide the spread over seeds: more examples have to tell."""
+        return (self.stat.std or 0.0) < self.resolution
 
     @property
     def ahead(self) -> int:
@@ -156,7 +165,9 @@ class PairedDifference:
     def _error(self) -> float | None:
         """Standard error of the mean, None for one seed."""
         std = self.stat.std
-        return None if std is None else std / math.sqrt(len(self.values))
+        if std is None:
+            return None
+        return math.hypot(std, self.resolution) / math.sqrt(len(self.values))
 
     def _above(self, value: float) -> float:
         """Return the probability that a t-distributed mean difference is below `value`."""
@@ -168,11 +179,13 @@ class PairedDifference:
         return float(stdtr(len(self.values) - 1, value / error))
 
 
-def paired_difference(first: SeedValues, second: SeedValues) -> PairedDifference | None:
+def paired_difference(
+    first: SeedValues, second: SeedValues, resolution: float = 0.0
+) -> PairedDifference | None:
     """Return the difference over the seeds that have both numbers; None where no seed has."""
     pairs = [(value, second.get(seed)) for seed, value in first.items()]
     differences = [a - b for a, b in pairs if a is not None and b is not None]
-    return PairedDifference(tuple(differences)) if differences else None
+    return PairedDifference(tuple(differences), resolution) if differences else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -5,6 +5,8 @@ the reference (Holm), so the probability that a table makes any false claim is a
 neither differs nor is shown to be alike stays open, with the number of seeds that would decide it.
 A difference of accuracies that is smaller than two standard errors of an accuracy on so many test
 examples, sqrt(p (1 - p) / n), does not count either: more seeds on the same examples do not help.
+The step of a share of n examples, 1 / n, is added to the spread over seeds: equal differences of
+coarse scores are no certainty.
 With fewer than three seeds in common, or with seeds that repeat one run, nothing is claimed.
 """
 
@@ -293,9 +295,9 @@ def lead_over(leader: MethodSummary, other: MethodSummary, comparisons: int = 1)
 
 
 def _certainty(difference: PairedDifference, p_value: float, sampling_error: float) -> Lead:
-    if p_value >= LEVEL:
-        return "within spread"
-    return "too few examples" if abs(difference.stat.mean) < sampling_error else "clear"
+    if abs(difference.stat.mean) < sampling_error and (p_value < LEVEL or difference.is_coarse):
+        return "too few examples"
+    return "within spread" if p_value >= LEVEL else "clear"
 
 
 def _sampling_error(first: MethodSummary, second: MethodSummary) -> float:
@@ -311,7 +313,9 @@ def _shared_difference(first: MethodSummary, second: MethodSummary) -> PairedDif
     """Return the paired difference of best scores, None where too few seeds are in common."""
     if first.has_identical_runs or second.has_identical_runs:
         return None
-    difference = paired_difference(first.by_seed("best"), second.by_seed("best"))
+    counts = [n for method in (first, second) if (n := method.test_examples)]
+    step = 1 / min(counts) if counts and first.score.unit else 0.0
+    difference = paired_difference(first.by_seed("best"), second.by_seed("best"), step)
     has_enough = difference is not None and len(difference.values) >= MIN_SEEDS
     return difference if has_enough else None
 

@@ -4,7 +4,8 @@ A gain is of the score on the client's own examples after the last round, seed b
 model that the client trains alone (`local`) and against FedAvg. A gain or a loss over `local` is
 *shown* if its p-value, corrected for all clients and methods of the table (Holm), is below 0.05,
 and if it is larger than two standard errors of a share on so many examples: scores on few examples
-are so coarse that seeds may agree by chance.
+are so coarse that seeds may agree by chance. So the step of such a score, 1 / examples, is added to
+its spread over seeds.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ class ClientGain:
         """What the seeds show."""
         if self.p_value is None:
             return "too few seeds"
+        if abs(self.mean) < self.noise and (self.p_value < LEVEL or self.difference.is_coarse):
+            return "too few examples"
         if self.p_value >= LEVEL:
             return "open"
-        if abs(self.mean) < self.noise:
-            return "too few examples"
         return "gains" if self.mean > 0 else "loses"
 
     @property
@@ -477,10 +478,11 @@ def _gain(
     own, other = (
         {run.seed: run.by_client.get(client) for run in item.runs} for item in (scores, reference)
     )
-    found = paired_difference(own, other)
+    step = 1 / examples if info.unit and examples else 0.0
+    found = paired_difference(own, other, step)
     if found is None:
         return None
-    difference = PairedDifference(tuple(info.sign * value for value in found.values))
+    difference = replace(found, values=tuple(info.sign * value for value in found.values))
     seeds = len(difference.values)
     can_tell = seeds >= MIN_SEEDS and not any(
         item.method.summary.has_identical_runs for item in (scores, reference)
