@@ -32,7 +32,7 @@ from fedkeel.flower.wire import (
     sums_record,
     unpack,
 )
-from fedkeel.task.metrics.base import TaskInfo
+from fedkeel.task.metrics.base import SumMetric, TaskInfo
 from fedkeel.task.metrics.metric_set import MetricSet
 from fedkeel.task.metrics.registry import METRICS, metric
 from in_process_grid import across, with_header
@@ -324,10 +324,12 @@ def test_sums_are_sent_with_their_places_where_most_are_0() -> None:
 def test_counts_of_a_score_are_those_of_so_many_examples(claim: float) -> None:
     """A claim of more would outweigh all others."""
     f1 = METRICS["macro_f1"](TaskInfo((2,), (), 2))
-    loss = metric(lambda output, y: output, name="loss")
-    metrics = MetricSet((f1, loss), (), (6, 1), (), "macro_f1", ("macro_f1", "loss"))
-    honest = [3.0, 3.0, 2.0, 4.0, 2.0, 3.0, 0.5]
-    for sums in (honest, [claim, *honest[1:]]):
+    own = metric(lambda output, y: output, name="own")
+    loss = SumMetric("loss", lambda output, y: output)
+    names = ("macro_f1", "own", "loss")
+    metrics = MetricSet((f1, own, loss), (), (6, 2, 1), (), "macro_f1", names)
+    honest = [3.0, 3.0, 2.0, 4.0, 2.0, 3.0, -7.0, 5.0, 0.5]
+    for sums in (honest, [claim, *honest[1:]], [*honest[:7], claim, honest[8]]):
         record = MetricRecord({STATES: sums})
         content = across(RecordDict({of_client(SCORES, 0): record}))
         if sums is honest:

@@ -376,13 +376,16 @@ def test_all_metrics_at_the_end_are_in_a_table(make, tmp_path):
     assert "Higher is better for R², lower for MAE and loss." in text
 
 
-def test_a_metric_that_is_not_defined_or_alone_makes_no_table(make, tmp_path):
+def test_a_metric_that_is_not_defined_stays_in_the_table_and_one_alone_makes_none(make, tmp_path):
     gone = [
         replace(row, test=Scores(10, {"mae": 0.5, "r2": float("nan"), "loss": 1.0}))
         for row in make.rows(rounds=2)
     ]
     methods = load_runs([make.save(tmp_path / "a", make.record(task=REGRESSION), gone)])
-    assert [column.metric.name for column in metric_columns(methods)] == ["mae", "loss"]
+    assert [column.metric.name for column in metric_columns(methods)] == ["mae", "r2", "loss"]
+    page = render_report(methods)
+    assert page.count("<td>–</td>") >= 1
+    assert "R² has no number where the table has –" in page
     alone = make.record(task=TaskRecord("mse", [LOSS], "loss"))
     methods = load_runs([make.save(tmp_path / "b", alone, gone)])
     assert metric_columns(methods) == []

@@ -620,3 +620,28 @@ def test_the_unit_of_a_metric_is_a_short_text(unit: Any) -> None:
         metric(lambda output, y: y, unit=unit)
     with pytest.raises(ModelError, match="not a short text"):
         make_metric(SumMetric("own", lambda output, y: output, unit=unit), TaskInfo((3,), (), 3))
+
+
+def test_an_example_without_a_value_is_left_out_of_the_mean_of_a_users_metric() -> None:
+    output, y = draw(9, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2])
+    gone = torch.where(y == 2, torch.nan, output[:, 0])
+    group = torch.tensor([0, 0, 1, 0, 0, 0, 0, 0, 1])  # group 1 has no example with a value
+    own = [metric(lambda output, y: torch.where(y == 2, torch.nan, output[:, 0]), name="own")]
+    one, two = scores_of(own, output, y, size=2, group=group)
+    assert one["own"] == pytest.approx(float(gone[(group == 0) & (y < 2)].mean()))
+    assert math.isnan(two["own"])
+    assert math.isfinite(two["loss"])
+
+
+def test_no_loss_that_is_not_a_number_is_left_out() -> None:
+    output, y = draw(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    output[1] = torch.nan
+    assert math.isnan(scores_of([], output, y)[0]["loss"])
+
+
+@each("values", [[True, False, True], [1, 0, 1], [0.1, 0.7, 0.3]])
+def test_a_users_metric_has_the_bits_of_a_mean(values: list[Any]) -> None:
+    own = metric(lambda output, y: torch.tensor(values)[y], name="own")
+    of_each = torch.tensor(values).double()
+    found = value(own, draw(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]), size=3)
+    assert found == 2 * sum(of_each.tolist()) / 6

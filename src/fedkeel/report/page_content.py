@@ -321,8 +321,25 @@ def metric_columns(methods: Sequence[MethodResults]) -> list[MetricColumn]:
     for metric in all_metrics(methods):
         values = [[finite_or_none(t[metric.name]) if t else None for t in tests] for tests in last]
         columns.append(MetricColumn(metric, tuple(Stat.of(of_method) for of_method in values)))
-    known = [column for column in columns if any(column.stats)]
-    return known if len(known) > 1 else []
+    has_any = any(any(column.stats) for column in columns)
+    return columns if has_any and len(columns) > 1 else []
+
+
+def undefined(columns: Sequence[MetricColumn]) -> str:
+    """Return a sentence on the metrics of which some method has no number, "" where there is none.
+
+    >>> undefined([MetricColumn(MetricInfo("mae", False), (None,))])
+    'MAE has no number where the table has –: it is not defined there, or was not measured.'
+    """
+    names = [column.metric.label for column in columns if not all(column.stats)]
+    if not names:
+        return ""
+    has, it = ("has", "it is") if len(names) == 1 else ("have", "they are")
+    was = "was" if len(names) == 1 else "were"
+    return (
+        f"{enumeration(names, 9)} {has} no number where the table has {MISSING}: {it} not defined "
+        f"there, or {was} not measured."
+    )
 
 
 def directions(metrics: Sequence[MetricInfo]) -> str:

@@ -268,7 +268,8 @@ def read_states(
         is_count = isinstance(metric, CountMetric | CalibrationError) or (
             isinstance(metric, SumMetric) and metric.unit == "%" and metric.finish is not None
         )
-        if metric.name == LOSS and len(part) == 2:
+        has_count = metric.name == LOSS and len(part) == 2  # of the examples whose value counts
+        if has_count or (isinstance(metric, SumMetric) and metric.leaves_out_nan):
             is_count, part = True, part[1:]
         most = count * max(1, places) * (1 + 1e-9)
         if is_count and not bool(((part >= 0) & (part <= most)).all()):

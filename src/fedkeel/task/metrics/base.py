@@ -7,7 +7,8 @@ in a way of its own.
 
 Scores that are not numbers (NaN) count as wrong. Of classes with equal scores, the one with the
 smaller index ranks first; of examples with equal scores, none ranks before the other. Examples all
-of whose targets are -100, or quantities that are NaN, do not count.
+of whose targets are -100, or quantities that are NaN, do not count. Neither do examples for which a
+user's function returns NaN.
 """
 
 from __future__ import annotations
@@ -164,6 +165,8 @@ class SumMetric:
             examples.
         higher_is_better: its direction.
         unit: its unit.
+        leaves_out_nan: whether an example whose value is NaN does not count in the mean. It holds
+            for a metric without `finish`.
     """
 
     name: str
@@ -171,9 +174,10 @@ class SumMetric:
     finish: Callable[[Tensor, Tensor], Tensor] | None = None
     higher_is_better: bool = True
     unit: Unit = ""
+    leaves_out_nan: bool = False
 
     def states(self, output: Outputs, target: Target, group: Tensor, groups: int) -> Tensor:
-        """Return [groups, m] sums."""
+        """Return [groups, m] sums; of a metric that leaves out NaN, sum and count of the others."""
         values: object = self.function(output, target)
         if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != len(group):
             shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -184,10 +188,16 @@ class SumMetric:
                 do="return the values before their mean; a measure of all examples at once is a "
                 "metric of torchmetrics",
             )
+        if self.leaves_out_nan:
+            rows = values if values.ndim == 1 else values[:, 0]
+            unknown = rows.isnan()
+            values = torch.stack([rows.masked_fill(unknown, 0), (~unknown).to(rows)], dim=1)
         return sum_by_group(values, group, groups)
 
     def result(self, states: Tensor, examples: Tensor) -> Tensor:
         """Return [G], the mean or what `finish` makes of the sums."""
+        if self.leaves_out_nan:
+            return mean_of_counted(states, examples)
         if self.finish is None:
             return divided(states[:, 0], examples)
         return self.finish(states, examples)

@@ -80,7 +80,8 @@ def metric(
     """Make a metric of a function with a value for each example, whose mean counts.
 
     Args:
-        function: (output, target) -> values [B]; the output is what the module returns.
+        function: (output, target) -> values [B]; the output is what the module returns. An example
+            with NaN is left out of the mean.
         name: its name; None takes that of the function.
         higher_is_better: its direction.
         unit: ``"%"`` for a share, which is shown times 100; else a short text, such as ``"mm"``.
@@ -94,7 +95,7 @@ def metric(
     """
     _check_unit(unit)
     label = name or str(getattr(function, "__name__", type(function).__name__))
-    return SumMetric(label, function, None, higher_is_better, unit)
+    return SumMetric(label, function, None, higher_is_better, unit, leaves_out_nan=True)
 
 
 def _check_unit(unit: object) -> None:
