@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -269,3 +270,76 @@ def test_whole_numbers_are_classes_where_they_are_few(tmp_path: Path) -> None:
     many.write_text("x,y\n" + "".join(f"{i},{i}\n" for i in range(60)), encoding="utf-8")
     assert survey_tables([few], "y").target == "label"
     assert survey_tables([many], "y").target == "quantity"
+
+
+def hospitals(odd: Callable[[dict[str, object]], dict[str, object]]) -> tuple[str, ...]:
+    """Write the tables of four hospitals, the last one in a coding of its own."""
+    random = np.random.default_rng(2)
+    words = []
+    for hospital in ("north", "south", "west", "east"):
+        with Path(f"{hospital}.csv").open("w", newline="", encoding="utf-8") as file:
+            rows: list[dict[str, object]] = [
+                {
+                    **{"age": f"{random.normal(60, 10):.1f}", "sex": ("female", "male")[i % 2]},
+                    **{"thal": (3, 6, 7)[i % 3], "smokes": i % 2},
+                    "ill": "rare" if hospital == "north" and i == 3 else ("no", "yes")[i // 2 % 2],
+                }
+                for i in range(40)
+            ]
+            rows = list(map(odd, rows)) if hospital == "east" else rows
+            out = csv.DictWriter(file, rows[0])
+            out.writeheader()
+            out.writerows(rows)
+        words += ["--data", f"{hospital}.csv"]
+    return (*words, "--label", "ill")
+
+
+def test_another_coding_of_one_hospital_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def coded(row: dict[str, object]) -> dict[str, object]:
+        sex, ill = str(row["sex"]), row["ill"] == "yes"
+        return {"years": row["age"], **row, "sex": sex[0].upper(), "ill": int(ill)} | {"age": ""}
+
+    def renamed(row: dict[str, object]) -> dict[str, object]:
+        return {("years" if key == "age" else key): value for key, value in row.items()}
+
+    done = call("new", "a", *hospitals(coded))
+    assert done.code == 0, done.err
+    for told in (done.out, call("check", "a.toml").out):
+        assert "the labels: only east has '0' and '1', and north, south and west have" in told
+        assert "the column 'sex': only east has 'F' and 'M', and north, south and west" in told
+        assert "write them in one way in all data" in told
+    done = call("new", "b", *hospitals(renamed))
+    assert done.code == 0, done.err
+    for told in (done.out, call("check", "b.toml").out):
+        assert "east has no column 'age'" in told
+        assert "north has no column 'years'" in told
+    words = hospitals(lambda row: {**row, "sex": int(row["sex"] == "male")})
+    done = call("new", "c", *words)
+    assert done.code == 2
+    assert "'sex': texts in north.csv, south.csv, west.csv, but not in east.csv" in done.err
+
+
+def test_a_rare_class_of_one_hospital_is_no_other_coding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("new", "a", *hospitals(dict))
+    assert done.code == 0, done.err
+    assert "warning" not in done.out
+    assert "3 classes: no, rare, yes" in done.out
+
+
+def test_few_whole_numbers_may_be_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("new", "a", *hospitals(dict))
+    assert "thal has only the whole numbers 3, 6, 7: if these are codes" in done.out
+    assert "write thal = [] below [data.categories]" in done.out
+    assert "smokes has only" not in done.out
+    text = Path("a.toml").read_text(encoding="utf-8")
+    changed = text.replace("[data.categories]", "[data.categories]\nthal = []\n#")
+    Path("a.toml").write_text(changed, encoding="utf-8")
+    assert call("check", "a.toml").code == 0

@@ -10,6 +10,7 @@ import torch
 
 from fedkeel import config
 from fedkeel.base.settings import Kinds
+from fedkeel.data.codings import coding_warnings
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.identifiers import is_number
@@ -58,6 +59,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *of_features,
         *defences,
         *data.warnings,
+        *coding_warnings(data),
         *_unused_settings(prepared.settings),
         _optimiser_that_is_not_used(prepared),
         *_settings_that_a_part_replaces(prepared),

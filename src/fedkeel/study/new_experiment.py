@@ -15,12 +15,13 @@ from fedkeel.base.named_files import expanded, writing
 from fedkeel.base.values import only_tensor
 from fedkeel.config import Data, build, toml
 from fedkeel.config.settings import Experiment
+from fedkeel.data.codings import coding_warnings
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.folders import train_and_test_folders
 from fedkeel.data.read.hugging_face import load_any
-from fedkeel.data.read.survey import TableSurvey, survey_tables
+from fedkeel.data.read.survey import ColumnSurvey, TableSurvey, survey_tables
 from fedkeel.data.read.tables import TABLE_SUFFIXES
 from fedkeel.errors import ConfigError, counted
 from fedkeel.runner.ingredients import ingredients
@@ -343,8 +344,10 @@ class _Plan:
             target += f"; {self.largest_share:.0%} are one class, so balanced accuracy counts"
         notes.append(("target", target))
         notes += self._shares(clients, tested)
+        warnings = [*train.warnings, *coding_warnings(train)]
+        of_data = [("warning", text) for text in dict.fromkeys(warnings)]
         if survey is None:
-            return notes
+            return notes + of_data
         kinds = [
             counted(len(columns), f"{kind} column")
             for kind in ("number", "category")
@@ -357,7 +360,8 @@ class _Plan:
             text = f"{_some(gaps)} {has} gaps: filled by means, and marked by an input of its own"
             notes.append(("gaps", text))
         notes += [("left out", f"{c.name}: {c.reason}") for c in survey.of_kind("left out")]
-        return notes
+        notes += [("codes?", _codes_told(c)) for c in survey.of_kind("number") if c.codes]
+        return notes + of_data
 
     def _shares(self, clients: Federation, tested: int) -> list[tuple[str, str]]:
         """Return how many examples are trained on, held out and in the test set."""
@@ -383,6 +387,14 @@ def _is_without_test(source: str) -> bool:
         return SOURCES[source].layout == "embedded"
     path = expanded(source)
     return path.is_file() or (path.is_dir() and train_and_test_folders(path)[1] is None)
+
+
+def _codes_told(column: ColumnSurvey) -> str:
+    """Return that the numbers of a column may be codes, and what to do then."""
+    return (
+        f"{column.name} has only the whole numbers {', '.join(map(str, column.codes))}: if these "
+        f"are codes and no quantity, write {_toml_key(column.name)} = [] below [data.categories]"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

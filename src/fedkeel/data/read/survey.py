@@ -25,6 +25,9 @@ MOST_CATEGORIES = 20
 """A column of texts with more different ones is left out, and one of numbers is not a column of
 labels."""
 
+_MOST_CODES = 8
+"""Different whole numbers up to which a column may hold codes, such as 3, 6 and 7."""
+
 _INDEX_COLUMNS = ("", *(f"Unnamed: {number}" for number in range(4)))
 """What pandas calls an index that it has written into a CSV file."""
 
@@ -43,6 +46,7 @@ class ColumnSurvey:
         gaps: number of rows without a value.
         categories: names of its categories.
         reason: why it is left out.
+        codes: its values, where they are so few whole numbers that they may be codes.
     """
 
     name: str
@@ -50,6 +54,7 @@ class ColumnSurvey:
     gaps: int = 0
     categories: tuple[str, ...] = ()
     reason: str = ""
+    codes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,10 +120,23 @@ def _joined(paths: Sequence[Path], where: str, keys: Sequence[str]) -> dict[str,
     except pa.ArrowException as error:
         raise DataError(
             f"{where}: a column is of another kind in each.",
-            got=str(error).splitlines()[0],
+            got=_kinds_told(paths, tables) or str(error).splitlines()[0],
+            expected="one coding in all tables: the same column of texts, or of numbers",
             do="write it in one way in all tables, or name it with --drop",
         ) from None
     return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _kinds_told(paths: Sequence[Path], tables: Sequence[_Column]) -> str:
+    """Return which column has texts in one table and something else in another; "" for none."""
+    for name in dict.fromkeys(name for table in tables for name in table.column_names):
+        having = [(path, table.schema.field(name).type) for path, table in zip(
+            paths, tables, strict=True) if name in table.column_names]  # fmt: skip
+        texts = [str(path) for path, kind in having if is_text(kind)]
+        others = [f"{path} ({kind})" for path, kind in having if not is_text(kind)]
+        if texts and any("null" not in text for text in others):
+            return f"{name!r}: texts in {', '.join(texts)}, but not in {', '.join(others)}"
+    return ""
 
 
 def _survey(where: str, name: str, column: _Column, is_dropped: bool) -> ColumnSurvey:
@@ -165,7 +183,10 @@ def _survey_numbers(name: str, values: NDArray[Any]) -> ColumnSurvey:
     is_distinct = not gaps.any() and len(np.unique(known)) == len(known) > 2
     if is_distinct and bool((known % 1 == 0).all()) and _IDENTIFIER.fullmatch(name):
         return ColumnSurvey(name, "left out", reason="another whole number in each row")
-    return ColumnSurvey(name, "number", int(gaps.sum()))
+    values = np.unique(known)
+    is_few = 2 < len(values) <= _MOST_CODES or (len(values) == 2 and values.tolist() != [0, 1])
+    codes = values.tolist() if is_few and bool((values % 1 == 0).all()) else []
+    return ColumnSurvey(name, "number", int(gaps.sum()), codes=tuple(map(int, codes)))
 
 
 def _target(where: str, label: str, column: _Column) -> Literal["label", "quantity"]:
