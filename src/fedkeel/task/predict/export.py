@@ -9,6 +9,7 @@ extra file ``fedkeel.json``.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import io
 import json
 import logging
@@ -68,6 +69,22 @@ class WithPreparation(nn.Module):
         """Return what the module returns for inputs [N, ...] before they are standardised."""
         ready = (x.double() - self.mean) * self.factor
         return self.module(ready.to(x.dtype))
+
+
+class OfOneInput(nn.Module):
+    """A module that is called with one input: `torch.export` has to know how many there are.
+
+    Args:
+        module: the trained module, whose ``forward`` may take any number, as that of `peft` does.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401 - whatever the module returns
+        """Return what the module returns."""
+        return self.module(x)
 
 
 def export(model: TrainedModel, path: Path) -> Path:
@@ -144,6 +161,9 @@ def _with_preparation(module: nn.Module, preparation: InputPreparation) -> tuple
             why="a file has one preparation",
             do="take fedkeel.load(RUN).module, and export it yourself",
         )
+    kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        module = OfOneInput(module).eval()
     if _takes_whole_numbers(module, preparation):
         return module, torch.zeros(2, *preparation.shape, dtype=torch.int64)
     example = torch.zeros(2, *preparation.shape, dtype=preparation.dtype)

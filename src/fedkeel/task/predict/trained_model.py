@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +32,8 @@ from fedkeel.records.run_record import RunRecord
 from fedkeel.records.trust import check_trusted
 from fedkeel.task.losses import LOSSES, OF_QUANTITIES
 from fedkeel.task.models import make
+from fedkeel.task.models.hub import is_hub_name
+from fedkeel.task.models.lora import AdaptedBuilder
 from fedkeel.task.outputs import scores_of
 from fedkeel.task.predict.answers import Predictions, answer
 from fedkeel.task.predict.preparation import InputPreparation
@@ -203,7 +206,7 @@ def load(
         raise RunError(
             f"The model of {folder} does not fit {type(module).__name__}.",
             got=" ".join(str(error).split())[:300],
-            do="load it with the code of the model that it was trained with",
+            do=_other_code(settings, model),
         ) from None
     module.eval().requires_grad_(False)
     data = None if settings is None else settings.data
@@ -292,7 +295,10 @@ def _module(
     with torch.random.fork_rng(devices=[]):
         # settings, whose mark was looked at; the record has none
         wanted, head = _network_of(settings.model, record, client)
-        return make(wanted.name, record.data.shape, _outputs(record, state, head), wanted.args)
+        outputs = _outputs(record, state, head)
+        build = partial(make, wanted.name, record.data.shape, outputs, wanted.args)
+        lora = wanted.lora if isinstance(wanted, Model) else None
+        return build() if lora is None else AdaptedBuilder(build, lora)()
 
 
 def _network_of(
@@ -313,6 +319,13 @@ def _outputs(record: RunRecord, state: dict[str, Tensor], head: str | None) -> i
         return record.data.classes
     weight = state.get(f"{head}.weight")
     return 1 if weight is None else len(weight)
+
+
+def _other_code(settings: Experiment | None, model: ModelLike | None) -> str:
+    """Return what to do about parameters that do not fit the module."""
+    if model is None and settings is not None and is_hub_name(settings.model.name):
+        return "install the versions of transformers, timm and peft that it was trained with"
+    return "load it with the code of the model that it was trained with"
 
 
 def _counts(named: Counter[str]) -> str:
