@@ -33,6 +33,7 @@ from fedkeel.runner.ingredients import gather
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
+from fedkeel.task.predict.trained_model import load, metadata
 from in_process_grid import InProcessGrid, changed, header_of
 from toys import deadline
 
@@ -874,6 +875,63 @@ def test_categories_on_nodes_have_names(tmp_path: Path) -> None:
     assert tuple(result.record.data.columns) == columns
     assert result.record.data.scale.mean[1:] == [0] * 5
     assert result.record.data.scale.deviation[1:] == [1] * 5
+
+
+def test_a_run_on_nodes_predicts_on_tables_as_the_nodes_made_their_inputs(tmp_path: Path) -> None:
+    """By the names of columns; of a gap the mean of all nodes, where the server knows it."""
+    files = []
+    for k in range(2):
+        rows = [
+            f"{k}_{i},{'xyz'[i % 3]},{10 * k + i % 7},{DATA['labels'][i % 2]}" for i in range(30)
+        ]
+        files.append(tmp_path / f"{k}.csv")
+        files[k].write_text("\n".join(["id,b,a,kind", *rows]) + "\n")
+    data = {**DATA, "drop": ["id"], "categories": {"b": ["z", "x", "y"]}, "missing": "indicator"}
+    experiment = own(data={**data, "normalize": "standardize"})
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+    result = serve(grid, experiment, RunOptions(tmp_path / "run"))
+    model = load(tmp_path / "run")
+    record = result.record.data
+    new = tmp_path / "new.csv"
+    new.write_text("a,patient,b\n3,p1,z\n,p2,y\n12,p3,x\n")  # in another order, without labels
+    found = model.preparation.apply(str(new), str(new)).x
+    mean, deviation = record.scale.mean[4], record.scale.deviation[4]
+    expected = [[1, 0, 0, 0, (3 - mean) / deviation, 0], [0, 0, 1, 0, 0, 1]]
+    expected.append([0, 1, 0, 0, (12 - mean) / deviation, 0])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    answers = model.predict(str(new))
+    assert set(answers.labels) <= {"no", "yes"}
+    assert answers.others["patient"] == ["p1", "p2", "p3"]
+    of_node = grid.nodes[101].prepared.setup.federation
+    examples = model.predict(str(files[1]))  # all the node's own rows have the inputs of training
+    made = {tuple(np.round(row, 4)) for row in model.preparation.apply(str(files[1])).x.tolist()}
+    raw = of_node.data.x.clone()
+    raw[:, 4] = (raw[:, 4] - mean) / deviation
+    assert {tuple(np.round(row, 4)) for row in raw.tolist()} == made
+    assert len(examples) == 30
+    new.write_text("a,b\n3,z\n4,\n")
+    with pytest.raises(DataError, match="in training each node filled its gaps"):
+        model.predict(str(new))
+    schema = json.loads(metadata(model)["schema"])
+    assert [(column["name"], column.get("indicator")) for column in schema] == [
+        ("b", True),
+        ("a", True),
+    ]
+
+
+def test_a_prediction_says_what_only_the_nodes_know(tmp_path: Path) -> None:
+    files = [str(table(tmp_path / f"{i}.csv", i)) for i in range(2)]
+    experiment = own(data={**DATA, "normalize": "client"})
+    serve(nodes_with(tmp_path, experiment, files), experiment, RunOptions(tmp_path / "run"))
+    with pytest.raises(DataError, match="each node standardised its inputs by its own mean"):
+        load(tmp_path / "run").predict(files[0])
+    for k in range(2):
+        x = np.random.default_rng(k).normal(size=(20, 3))
+        np.savez(tmp_path / f"{k}.npz", x=x, kind=np.array(["no", "yes"] * 10))
+    arrays = [str(tmp_path / f"{k}.npz") for k in range(2)]
+    serve(nodes_with(tmp_path / "n", own(), arrays), own(), RunOptions(tmp_path / "arrays"))
+    with pytest.raises(DataError, match="the training data had no names of columns"):
+        load(tmp_path / "arrays").predict(files[0])
 
 
 def test_the_largest_message(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ category of the example and 0 for the others. N examples, F columns, D inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -27,7 +27,8 @@ class Column:
         name: its name.
         categories: names of its categories in the order of their inputs; None for numbers.
         fill: what the inputs of a missing value are: the mean over all training examples, of
-            categories the share of each; empty where a missing value is refused.
+            categories the share of each; empty where a missing value is refused, or where only the
+            nodes of a federation know it.
         indicator: whether a further input is 1 where the value is missing, and 0 elsewhere.
     """
 
@@ -56,7 +57,7 @@ class Column:
         values: dict[str, Any] = {"name": self.name, "kind": "number"}
         if self.categories is not None:
             values |= {"kind": "category", "categories": list(self.categories)}
-        if self.fill:
+        if self.fill or self.indicator:
             values |= {"fill": list(self.fill), "indicator": self.indicator}
         return values
 
@@ -144,6 +145,42 @@ class TableSchema:
             made.append(Column(name, names, fill, has_indicator))
         return cls(tuple(made), missing, label, dropped)
 
+    @classmethod
+    def of_nodes(
+        cls,
+        inputs: Sequence[str],
+        categories: Mapping[str, tuple[str, ...]],
+        missing: Missing,
+        mean: Sequence[float] | None,
+    ) -> Self:
+        """Return the schema of tables that only nodes have, by what a server knows of them.
+
+        Each node fills its gaps by its own numbers, and these stay there. So a gap in new examples
+        gets the mean of all nodes, which is known where they standardise by it. What a gap in a
+        column of categories gets is not known.
+
+        Args:
+            inputs: D names of inputs.
+            categories: of each column of categories, the names of these.
+            missing: what becomes of a value that is missing.
+            mean: D means of the inputs of all nodes; None where they are not known.
+
+        >>> schema = TableSchema.of_nodes(
+        ...     ["age", "sex=f", "sex=m"], {"sex": ("f", "m")}, "mean", [40.0, 0.0, 0.0]
+        ... )
+        >>> [(column.name, column.categories, column.fill) for column in schema.columns]
+        [('age', None, (40.0,)), ('sex', ('f', 'm'), ())]
+        """
+        columns, start = [], 0
+        for column in columns_of_inputs(inputs, categories):
+            if missing != "refuse" and mean is not None and column.categories is None:
+                column = replace(column, fill=(mean[start],))
+            columns.append(column)
+            start += len(column.inputs)
+        if missing == "refuse" and any(column.indicator for column in columns):
+            missing = "indicator"  # a function at the nodes has made the inputs
+        return cls(tuple(columns), missing)
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """D names of the inputs."""
@@ -194,6 +231,25 @@ class TableSchema:
     def record(self) -> list[dict[str, Any]]:
         """Return the columns as run.json has them."""
         return [column.record() for column in self.columns]
+
+
+def columns_of_inputs(
+    inputs: Sequence[str], categories: Mapping[str, tuple[str, ...]]
+) -> Iterator[Column]:
+    """Yield the columns of a table by the names of its inputs.
+
+    Args:
+        inputs: D names.
+        categories: of each column of categories, the names of these; others are of numbers.
+    """
+    rest = tuple(inputs)
+    of_names = [(name, known) for name, known in categories.items() if known]
+    while rest:
+        kinds = [*of_names, (rest[0], None)]
+        choices = [Column(name, known, indicator=i) for name, known in kinds for i in (True, False)]
+        column = next(c for c in choices if rest[: len(c.inputs)] == c.inputs)
+        yield column
+        rest = rest[len(column.inputs) :]
 
 
 def _mean(values: Tensor, categories: int) -> list[float]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedkeel.config import Data, Settings
-from fedkeel.data.table_schema import Column
+from fedkeel.data.table_schema import columns_of_inputs
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.features.budget.policy import STATISTICS_KINDS, StatisticsKind
 from fedkeel.features.secure.primitives import Words
@@ -121,23 +121,14 @@ def columns_of(
     form, target = inputs.get(""), targets.get("")
     columns: list[ColumnForm] = []
     if form is not None and len(form.shape) == 1 and not form.whole:
-        columns = list(_columns(list(names) or [str(i) for i in range(form.shape[0])], data))
+        named = list(names) or [str(i) for i in range(form.shape[0])]
+        columns = [
+            ColumnForm(name=column.name, categories=column.categories)
+            for column in columns_of_inputs(named, data.categories_of)
+        ]
     if target is not None and not target.shape and not target.whole:
         columns.append(ColumnForm(name=data.label))
     return tuple(columns) if len(columns) <= MAX_COLUMNS else ()
-
-
-def _columns(inputs: list[str], data: Data) -> Iterator[ColumnForm]:
-    """Yield the columns of a table by the names of its inputs."""
-    of_names = {name: known for name, known in data.categories_of.items() if known}
-    while inputs:
-        first = inputs[0]
-        choices = [Column(name, known, indicator=i) for name, known in of_names.items()
-                   for i in (True, False)]  # fmt: skip
-        choices += [Column(first, indicator=True), Column(first)]
-        column = next(c for c in choices if tuple(inputs[: len(c.inputs)]) == c.inputs)
-        yield ColumnForm(name=column.name, categories=column.categories)
-        inputs = inputs[len(column.inputs) :]
 
 
 @dataclass(frozen=True)

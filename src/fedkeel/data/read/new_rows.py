@@ -55,8 +55,8 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
 
     Raises:
         DataError: it cannot be read, or a value is of another kind; it lacks more than half of the
-            columns; or it lacks a column, a value is missing, or a category is not known, and
-            values may not be missing.
+            columns; it lacks a column, a value is missing, or a category is not known, and values
+            may not be missing; or only the nodes of a federation know what a missing value gets.
     """
     columns = _columns(value, name, schema)
     may_have_gaps, warnings = schema.missing != "refuse", _lacking(name, schema, list(columns))
@@ -84,6 +84,8 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
     )
     known = {c.name: c.categories for c in schema.columns if c.categories is not None}
     raw = with_categories(raw, known, name, may_have_gaps, warnings, is_for_model=True)
+    if may_have_gaps:
+        _check_fills(raw.x, name, schema)
     others = {
         key: [_text(value) for value in column.to_pylist()]
         for key, column in columns.items()
@@ -122,6 +124,19 @@ def _lacking(name: str, schema: TableSchema, present: Sequence[str]) -> list[str
 def _listed(names: Sequence[str]) -> str:
     """Return the first of some names."""
     return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+
+
+def _check_fills(x: Tensor, name: str, schema: TableSchema) -> None:
+    """Refuse a gap of which only the nodes of a federation know what it gets."""
+    for place, column in enumerate(schema.columns):
+        gaps = np.flatnonzero(x[:, place].isnan().numpy())
+        if len(gaps) and not column.fill:
+            raise DataError(
+                f"{name}: a value of {column.name!r} is missing in row {int(gaps[0]) + 1}.",
+                why="in training each node filled its gaps by numbers of its own data, which the "
+                "run does not have",
+                do="fill it in, or leave out the rows where it is missing",
+            )
 
 
 def is_table(value: object) -> bool:

@@ -155,7 +155,7 @@ def _with_preparation(module: nn.Module, preparation: InputPreparation) -> tuple
             got=", ".join(preparation.shape),
             do="take fedkeel.load(RUN).module, and export it yourself",
         )
-    if preparation.client_scales:
+    if preparation.client_scales or preparation.is_scaled_on_nodes:
         raise ModelError(
             "The inputs were standardised at each client by its own mean and deviation.",
             why="a file has one preparation",

@@ -27,6 +27,9 @@ from fedkeel.errors import DataError, did_you_mean
 from fedkeel.records import run_record
 from fedkeel.records.run_record import DataRecord
 
+NODES = "nodes"
+"""The value of ``data.source`` where only the nodes of a federation have the data."""
+
 Examples = Any
 """What `InputPreparation.apply` takes."""
 
@@ -60,6 +63,8 @@ class InputPreparation:
         is_of_files: whether the run has read files, of which all inputs are float32 first.
         whole: for each input by name whether it was whole numbers, such as tokens; "" names a
             single one. Empty where the run does not say.
+        is_scaled_on_nodes: whether each node of a federation standardised its inputs by numbers
+            that only it knows.
     """
 
     shape: tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -70,6 +75,7 @@ class InputPreparation:
     client_column: str | None = None
     is_of_files: bool = False
     whole: Mapping[str, bool] = field(default_factory=dict)
+    is_scaled_on_nodes: bool = False
 
     @classmethod
     def of(cls, record: DataRecord, settings: Data | None, dtype: torch.dtype) -> InputPreparation:
@@ -95,15 +101,20 @@ class InputPreparation:
                     do='train with normalize = "standardize" in [data]',
                 )
         shape = {name: tuple(side) for name, side in record.inputs.items()}
+        nodes = settings if settings is not None and settings.source == NODES else None
         return cls(
             shape or tuple(record.shape),
             dtype,
-            _schema(record),
+            _schema(record, nodes),
             None if record.scale is None else _scale(record.scale),
             {name: _scale(scale) for name, scale in record.client_scales.items()},
             None if settings is None else settings.client,
             settings is not None,
             {name: kind == "int64" for name, kind in record.types.items()},
+            nodes is not None
+            and nodes.normalize in ("client", "pixels")
+            and record.types.get("") != "int64"
+            and not record.inputs,  # several inputs are never standardised
         )
 
     def of_client(self, client: str) -> InputPreparation:
@@ -128,6 +139,14 @@ class InputPreparation:
         Raises:
             DataError: they cannot be read, or do not fit the model.
         """
+        if self.is_scaled_on_nodes:
+            raise DataError(
+                f"{name}: it is not known how to standardise them.",
+                why="each node standardised its inputs by its own mean and deviation, which the "
+                "run does not have",
+                do="scale them by scale-CLIENT-KEY.json in the state folder of a node, and give "
+                'them to fedkeel.load(RUN).module; or train with data.normalize = "standardize"',
+            )
         inputs = self._read(value, name)
         if shape_of(inputs.x) != self.shape:
             wanted = self.shape if isinstance(self.shape, dict) else shape_text(self.shape)
@@ -151,8 +170,10 @@ class InputPreparation:
         if is_table(value):
             if self.schema is None:
                 raise DataError(
-                    f"{name} is a table, and the model was trained on something else.",
+                    f"{name} is a table, and the model was not trained on tables.",
                     expected=f"inputs of shape {self.shape}",
+                    why="the training data had no names of columns",
+                    do="give arrays or a .npz file, with inputs in the order of the training",
                 )
             rows = read_new_rows(value, name, self.schema)
             return NewInputs(rows.x, rows.others, rows.warnings)
@@ -236,8 +257,16 @@ def _scale(record: run_record.ScaleRecord) -> Scale:
     return Scale(scale.mean, torch.where(constant, torch.zeros_like(scale.std), scale.std))
 
 
-def _schema(record: DataRecord) -> TableSchema | None:
-    """Return the schema of a table, None of anything else."""
+def _schema(record: DataRecord, nodes: Data | None) -> TableSchema | None:
+    """Return the schema of a table, None of anything else.
+
+    Args:
+        record: what the run says of its data.
+        nodes: the settings of data that only nodes have, None of other data.
+    """
+    if nodes is not None and record.columns:
+        mean = None if record.scale is None else record.scale.mean
+        return TableSchema.of_nodes(record.columns, nodes.categories_of, nodes.missing, mean)
     if not record.schema:
         return None
     columns = tuple(

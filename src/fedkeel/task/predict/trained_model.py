@@ -337,12 +337,13 @@ def _counts(named: Counter[str]) -> str:
 def metadata(model: TrainedModel) -> dict[str, str]:
     """Return what a program without fedkeel has to know of a model, as texts."""
     data, scale = model.record.data, model.record.data.scale
+    schema = model.preparation.schema
     return {
         "method": model.record.method,
         "which": model.which,
         "loss": model.record.task.loss,
         "columns": json.dumps(data.columns),
-        "schema": json.dumps(data.schema),
+        "schema": json.dumps([] if schema is None else schema.record()),
         "label_names": json.dumps(data.label_names),
         "scale": json.dumps(None if scale is None else asdict(scale)),
         "fedkeel": model.record.environment.fedkeel,
