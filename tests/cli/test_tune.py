@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from commands import Process, call, run
+from fedkeel.cli.common import ExperimentSource
+from fedkeel.cli.tune import next_steps
 from fedkeel.config import load
 from fedkeel.records.folder import RunFolder
+from fedkeel.study.tuning_result import TunedMethod, TuningResult
 from toys import children, eventually
 
 RATES = ("-s", "tune.space.local.lr=[0.001,0.1,0.3]", "-s", "rounds=2")
@@ -37,6 +42,44 @@ def test_a_table_and_a_file_for_each_method(folder: Path) -> None:
     over = call("compare", "runs/toy-tune/best/fedprox.toml", "--seeds", "2", "--json", "-q",
                 "--out", "over")  # fmt: skip
     assert [(row["method"], row["seeds"]) for row in over.json] == [(best.method, 2)]
+
+
+def test_the_end_says_how_to_compare_on_new_seeds(folder: Path) -> None:
+    one = ("-s", "tune.space.local.lr=[0.1]", "-s", "rounds=1", "-q")
+    done = call("tune", "toy.toml", *TWO, *one, *MU)
+    (line,) = [line for line in done.err.splitlines() if line.startswith("next ")]
+    assert line.startswith("next    fedkeel compare toy.toml ")
+    words = shlex.split(line)[2:]
+    assert "seed=1" in words
+    made = call(*words, "--seeds", "2", "--json", "-q")
+    assert made.code == 0, made.err
+    assert made.json[0]["method"] == "fedavg"
+    assert made.json[1]["method"].startswith("fedprox(mu=")
+    tuned = ("compare", "runs/toy-tune/best/fedavg.toml", "--seeds", "2", "-q")
+    told = "chosen by runs with the same seeds"
+    assert told in call(*tuned).err
+    assert told not in call(*tuned, "-s", "seed=1").err
+    assert told not in made.err
+    refused = call("compare", "runs/toy-tune")
+    assert refused.code == 2
+    assert "runs/toy-tune holds a search" in refused.err
+    assert "runs/toy-tune/best" in refused.err
+
+
+def test_the_end_says_what_to_do_where_rates_differ(folder: Path) -> None:
+    row = TunedMethod(
+        **{"method": "fedavg", "chosen": {"local.lr": 0.1, "method": "fedavg"}, "value": 0.5},
+        **{"spread": None, "seeds": 1, "trials": 2, "offered": 2, "failed": 0, "edge": {}},
+        **{"on": "validation", "metric": "best"},
+    )
+    other = replace(row, method="ditto", chosen={"local.lr": 0.3, "method": "ditto"})
+    result = TuningResult([row, other], [], {}, Path("runs/toy-tune"))
+    source = ExperimentSource(Path("toy.toml"), None, (), False)
+    says, first, second, report = next_steps(result, load(Path("toy.toml")), source)
+    assert says.startswith("one comparison has one local.lr for all methods")
+    assert first.startswith("fedkeel compare runs/toy-tune/best/fedavg.toml -s seed=1 --out ")
+    assert second.endswith("best/ditto.toml -s seed=1 --out runs/toy-tune-compare/ditto")
+    assert report == "fedkeel report runs/toy-tune-compare/fedavg runs/toy-tune-compare/ditto"
 
 
 def test_as_json_and_taken_again(folder: Path) -> None:

@@ -61,6 +61,7 @@ def compare(
 
     with many_imports():
         from fedkeel.cli.progress import shown_progress
+        from fedkeel.cli.tune import fresh_seed_of_tuned
         from fedkeel.records.comparison import runs_of
         from fedkeel.report.page import write_report
         from fedkeel.report.tables import terminal_table
@@ -70,8 +71,14 @@ def compare(
     out = default_folder(experiment.name, "compare") if out is None else out
     console = stderr()
     ingredients = gather(experiment)
+    seeds = seeds or experiment.compare.seeds
+    if (fresh := fresh_seed_of_tuned(source, experiment, seeds)) is not None:
+        say(
+            console,
+            "warning: these settings were chosen by runs with the same seeds, so they look better "
+            f"than they are: take other seeds, -s seed={fresh}",
+        )
     with shown_progress(quiet) as display:
-        seeds = seeds or experiment.compare.seeds
         comparison = compare_methods(
             experiment, ingredients, expressions, seeds, out, display, jobs=jobs
         )

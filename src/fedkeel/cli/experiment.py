@@ -44,6 +44,13 @@ def read_experiment(source: ExperimentSource, *more: str) -> Experiment:
             do = did_you_mean(str(preset), known)
             raise ConfigError(f"There is no preset {preset!r}.", do=do)
         path = Path(str(folder.joinpath(f"{preset}.toml")))
+    if is_search(path):
+        raise ConfigError(
+            f"{path} holds a search, which has settings of its own for each method.",
+            expected="an experiment file, or a run folder",
+            do=f"give one of the files in {path / 'best'}; `fedkeel tune` ends with the commands "
+            "that compare all of them",
+        )
     changed = [*source.settings, *more]
     file = path / "config.toml" if os.path.isdir(path) else path
     experiment = load(file, changed)
@@ -53,6 +60,11 @@ def read_experiment(source: ExperimentSource, *more: str) -> Experiment:
         by_folder = {(key, name) for key, name in names_to_trust(experiment) if name not in typed}
         check_trusted(file.parent, by_folder, source.trust)
     return experiment
+
+
+def is_search(folder: Path) -> bool:
+    """Return whether a folder is one of `fedkeel tune`."""
+    return os.path.isfile(folder / "tune.json")
 
 
 def check_methods(expressions: Iterable[str], weights: ChosenWeights | None) -> None:
