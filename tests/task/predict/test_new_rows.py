@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 
 import fedkeel as fk
 from fedkeel.data.read.new_rows import read_new_rows
@@ -91,3 +94,58 @@ def test_what_to_do_about_a_value_is_not_about_training(schema: TableSchema) -> 
         assert "drop" not in advice or "to train without it" in advice
     assert "write a number, or leave out the row" in refused(of(age=["old", "48"]), schema)
     assert "with a point: 1.5" in refused(of(age=["1,5", "48"]), schema)
+
+
+@pytest.fixture(scope="module")
+def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on ages and a rare flag, standardised over all clients, by each, and not at all."""
+    folder = tmp_path_factory.mktemp("clinics")
+    random = np.random.default_rng(0)
+    clients = {}
+    for name, middle in (("north", 50.0), ("south", 500.0)):
+        age = random.normal(middle, 5.0, 300)
+        x = np.stack([age, np.arange(300) == 7], axis=1).astype(np.float64)
+        table = {"age": x[:, 0].copy(), "rare": x[:, 1], "same": np.full(300, 3.0)}
+        table["age"][5] = np.nan
+        clients[name] = pa.table({**table, "ill": (age > middle).astype(np.int64)})
+    for how in ("standardize", "client", "none"):
+        fk.run(
+            "fedavg",
+            task=fk.Task(Three),
+            clients=fk.from_clients(
+                clients, test=clients, target="ill", normalize=how, missing="mean"
+            ),
+            rounds=1,
+            local=fk.Local(lr=0.1, epochs=1, batch_size=50),
+            engine=fk.Engine(kind="sequential"),
+            out=folder / how,
+            progress=False,
+        )
+    return folder
+
+
+class Three(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+
+def test_a_value_far_outside_the_training_is_told(clinics: Path) -> None:
+    rows = pa.table({"age": [60.0, 6300.0, None, -1e5], "rare": [1.0, 0, 0, 0], "same": [4.0] * 4})
+    model = fk.load(clinics / "standardize", model=Three)
+    assert model.predict(rows, name="new.csv").warnings == (
+        "new.csv: column 'age' holds values far outside those of the training, in 2 of 4 rows: "
+        "6300 in row 1 (counted from 0) is more than 10 deviations from the mean; see whether the "
+        "value and its unit are right",
+    )
+    assert "'rare'" in model.predict(rows.set_column(1, "rare", [[2.0] * 4])).warnings[1]
+    assert fk.load(clinics / "none", model=Three).predict(rows).warnings == ()
+
+
+def test_far_is_meant_by_the_scale_of_each_client(clinics: Path) -> None:
+    """What fills a gap is the mean of all clients, far from that of each, and is not told."""
+    rows = pa.table({"age": [51.0, 490.0, None], "rare": [0.0] * 3, "same": [3.0] * 3})
+    model = fk.load(clinics / "client", model=Three)
+    for client, value in (("north", "490 in row 1"), ("south", "51 in row 0")):
+        (told,) = model.predict(rows, client=client).warnings
+        assert "in 1 of 3 rows" in told
+        assert value in told

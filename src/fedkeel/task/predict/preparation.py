@@ -26,6 +26,7 @@ from fedkeel.data.user_arrays import as_tokens
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.records import run_record
 from fedkeel.records.run_record import DataRecord
+from fedkeel.task.predict.far_values import is_far, told
 
 NODES = "nodes"
 """The value of ``data.source`` where only the nodes of a federation have the data."""
@@ -158,12 +159,18 @@ class InputPreparation:
             )
         if self.scale is None and not self.client_scales:
             return self._cast(inputs)
-        x = only_tensor(inputs.x, "standardising")
+        raw = only_tensor(inputs.x, "standardising")
+        far = torch.zeros_like(raw, dtype=torch.bool)
         if self.scale is not None:
-            x = self.scale.applied(x)
+            x = self.scale.applied(raw)
+            if self.schema is not None:
+                far = is_far(raw, self.scale, self.schema)
         else:
-            x = self._by_client(x, self._clients(inputs, name, client), name)
-        return self._cast(NewInputs(x, inputs.others, inputs.warnings))
+            x = self._by_client(raw, self._clients(inputs, name, client), name, far)
+        warnings = inputs.warnings
+        if self.schema is not None:
+            warnings = (*warnings, *told(raw, far, self.schema, name))
+        return self._cast(NewInputs(x, inputs.others, warnings))
 
     def _read(self, value: Examples, name: str) -> NewInputs:
         """Return inputs before they are standardised."""
@@ -220,8 +227,8 @@ class InputPreparation:
             do=f"say so: client=, --client; {did_you_mean('', self.client_scales)}",
         )
 
-    def _by_client(self, x: Tensor, clients: list[str], name: str) -> Tensor:
-        """Return inputs standardised, each by the scale of its client."""
+    def _by_client(self, x: Tensor, clients: list[str], name: str, far: Tensor) -> Tensor:
+        """Return inputs standardised, each by the scale of its client; note in `far` which are."""
         out, index = torch.empty_like(x), np.array(clients)
         for client in sorted(set(clients)):
             if client not in self.client_scales:
@@ -231,7 +238,10 @@ class InputPreparation:
                     do=did_you_mean(client, self.client_scales),
                 )
             rows = torch.from_numpy(np.flatnonzero(index == client))
-            out[rows] = self.client_scales[client].applied(x[rows])
+            scale = self.client_scales[client]
+            out[rows] = scale.applied(x[rows])
+            if self.schema is not None:
+                far[rows] = is_far(x[rows], scale, self.schema)
         return out
 
     def _cast(self, inputs: NewInputs) -> NewInputs:
