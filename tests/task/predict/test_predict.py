@@ -23,6 +23,7 @@ import fedkeel as fk
 from commands import call
 from fedkeel.errors import ModelError
 from fedkeel.task.predict import export
+from fedkeel.task.predict.answers import Predictions, answer
 from fedkeel.task.predict.preparation import InputPreparation
 from fedkeel.task.predict.trained_model import TrainedModel, load
 
@@ -134,6 +135,23 @@ def test_a_column_with_the_name_of_an_answer_is_not_written_over(folder: Path) -
     assert (done.code, "'prediction'" in done.err) == (2, True)
     assert not Path("lost.csv").exists()
     assert len(load("standardize").predict("taken.csv").labels) == 4
+
+
+@pytest.mark.parametrize(
+    ("scores", "loss", "classes", "told"),
+    [
+        (torch.zeros(2, 3, 4, 4), "cross_entropy", 3, "class of each place"),
+        (torch.zeros(2, 1, 4, 4), "dice", 2, "class of each place"),
+        (torch.zeros(2, 1), "mse", 0, "a tensor of the quantities"),
+    ],
+)
+def test_answers_that_are_not_one_label_say_where_they_are(
+    scores: torch.Tensor, loss: str, classes: int, told: str
+) -> None:
+    values, shares = answer(scores, loss, classes)
+    with pytest.raises(fk.FedkeelError, match=told) as caught:
+        _ = Predictions(values, shares, scores).labels
+    assert "take .values" in str(caught.value)
 
 
 def test_whose_rows_they_are_has_to_be_known(folder: Path) -> None:

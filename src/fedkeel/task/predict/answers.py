@@ -45,7 +45,14 @@ class Predictions:
             DataError: there is not one label for each example.
         """
         if self.probabilities is None or self.values.ndim != 1:
-            raise DataError("The model does not predict one label for each example.")
+            if self.probabilities is None:
+                got, do = "quantities", "take .values, a tensor of the quantities"
+            else:
+                got = f"labels of shape {list(self.values.shape[1:])} for each example"
+                do = "take .values: the class of each place of a mask, or 0 or 1 for each label"
+            raise DataError(
+                "The model does not predict one label for each example.", got=got, do=do
+            )
         numbers = self.values.tolist()
         return [self._name(number) for number in numbers]
 
