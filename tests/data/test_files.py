@@ -199,7 +199,7 @@ def test_test_data_that_do_not_fit(table, tmp_path):
         ("age,label\n1,0\n2\n", ("cannot be read", "Expected 2 columns, got 1")),
         ("age,label\n1,0\n2\n", ("as many values", "double quotes")),
         ("age;label\n1;0\n2;1\n", ("not separated by commas", "'age;label'")),
-        ("a;b;label\n1,5;2,5;0\n", ("not separated by commas", "sep=';'", 'decimal=","')),
+        ("a;b;label\n1,5;2,5;0\n", ("not separated by commas", "delimiter=';'")),
         ('age,label\n"1,5",0\n', ("column 'age' holds text", "with a point: 1.5")),
         ('age,label\n"1,234",0\n', ("with a point: 1.234", "without commas: 1234")),
         ('age,label\n"1,234,567.5",0\n', ("write thousands without commas: 1234567.5",)),
@@ -214,6 +214,30 @@ def test_tables_that_are_refused(tmp_path, text, words):
     path = tmp_path / "a.csv"
     path.write_text(text)
     refused(lambda: loaded(path), str(path), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('a;b;label\n1,5;-2;"x, y"\n', 'a,b,label\n1.5,-2,"x, y"\n'),
+        ("\ufeffa\tb\tlabel\n1.5\t1,234\t0\n", 'a,b,label\n1.5,"1,234",0\n'),
+    ],
+)
+def test_the_advice_for_other_separators_needs_no_package(tmp_path, monkeypatch, text, expected):
+    """It is run as it is printed, and writes over nothing."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "my table.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        loaded(path)
+    assert "pandas" not in str(caught.value)
+    assert "left out" not in str(caught.value)
+    program = str(caught.value).split("in Python: ")[1]
+    exec(program, {})
+    new = tmp_path / "my table-commas.csv"
+    assert new.read_text(encoding="utf-8") == expected
+    with pytest.raises(FileExistsError):
+        exec(program, {})
 
 
 def test_a_client_column_that_is_not_there(table):

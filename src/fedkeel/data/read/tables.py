@@ -242,10 +242,28 @@ def _check_first_line(path: Path) -> int:
             f"{path}: the columns are not separated by commas.",
             got=f"first line {names[:60]!r}",
             expected="a comma between two columns, and a point in decimal numbers",
-            do=f'write it anew, e.g. pandas.read_csv("{path.name}", sep={separator!r}, '
-            'decimal=",").to_csv("new.csv", index=False)',
+            do=f"export it again with commas, or in Python: {_with_commas(path.name, separator)}",
         )
     return len(line)
+
+
+def _with_commas(name: str, separator: str) -> str:
+    """Return a program that writes a table anew with commas, and never over another file.
+
+    A comma in a number stands for a point where semicolons separate the columns; between tabs it
+    may as well part thousands, and is left.
+    """
+    new = f"{Path(name).stem}-commas.csv"
+    decimal = separator == ";"
+    cell = r"re.sub(r'^([-+]?\d+),(\d+)$', r'\1.\2', v)" if decimal else ""
+    rows = f"([{cell} for v in row] for row in rows)" if decimal else "(rows)"
+    return (
+        f"import csv{', re' * decimal}; "
+        f"new = open({new!r}, 'x', encoding='utf-8', newline=''); "
+        f"old = open({name!r}, encoding='utf-8-sig', newline=''); "
+        f"rows = csv.reader(old, delimiter={separator!r}); "
+        f"csv.writer(new).writerows{rows}; new.close(); old.close()"
+    )
 
 
 def _columns_of_train(
