@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 from scipy import stats
 
-from fedkeel.records.run_record import PartitionRecord
+from commands import call
+from fedkeel.records.comparison import write_index
+from fedkeel.records.run_record import EngineChoice, PartitionRecord
 from fedkeel.report import page
 from fedkeel.report.client_scores import client_scores
 from fedkeel.report.each_client import each_client
 from fedkeel.report.runs import load_runs
+from fedkeel.study.comparison import Comparison
 
 NAMES = ["North", "South", "East"]
 SEEDS = 5
@@ -140,6 +144,34 @@ def test_a_client_that_gains_with_one_method_and_loses_with_another(make, tmp_pa
     assert "federation is worth it for" in sentence
     assert sentence.count("; with `fedavg` it loses ") == 3
     assert " loses 5" in sentence
+
+
+def test_a_client_with_a_number_is_called_client(make, tmp_path):
+    of = found(comparison(make, tmp_path, {"fedavg": [-0.14, 0.1, 0.0]}, names=["0", "1", "2"]))
+    text = " ".join(of.sentences)
+    assert "; client 0 loses " in text
+    assert "for client 1 (" in text
+    assert "client 2 (" in text
+    assert [line.name for line in of.lines] == ["1", "2", "0"]
+
+
+def test_the_command_prints_what_compare_prints(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    comparison(make, tmp_path / "runs", {"fedavg": [0.06, -0.03, 0.0]})
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    write_index(tmp_path / "runs", "runs", folders, EngineChoice("sequential"))
+    same = Comparison([], folder=Path("runs"))
+    done = call("report", "runs")
+    assert done.code == 0, done.err
+    assert "4,000 examples" in done.out
+    assert "▲" in done.out
+    said = " ".join(done.err.split())
+    for sentence in same.notes:
+        assert " ".join(sentence.split()) in said
+    assert any(note.startswith("Over 5 seeds") for note in same.notes)
+    markdown = call("report", "runs", "--markdown").out
+    assert "North 4,000 examples" in markdown
+    assert "Over 5 seeds" in markdown
 
 
 def test_who_loses_with_every_method(make, tmp_path):

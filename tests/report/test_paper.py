@@ -14,7 +14,7 @@ import pytest
 from commands import call
 from fedkeel.errors import RunError
 from fedkeel.records.comparison import write_index
-from fedkeel.records.ranks import rank_test
+from fedkeel.records.ranks import RankTest, rank_test
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.claims import claims_of
 from fedkeel.report.paper_figures import save_figures, save_rank_figure
@@ -46,6 +46,7 @@ def test_the_latex_table_is_a_tabular(make, tmp_path) -> None:
     comments = lines[lines.index(r"\end{tabular}") + 1 :]
     assert comments
     assert all(line.startswith("% ") for line in comments)
+    assert comments[0] == r"% Needs \usepackage{booktabs}."
 
 
 def test_the_csv_holds_every_figure_unrounded(make, tmp_path) -> None:
@@ -99,8 +100,8 @@ def test_ranks_over_experiments(make, tmp_path, monkeypatch) -> None:
     assert test.ranks == (1.0, 2.0, 3.0, 4.0)
     assert test.experiments == 6
     assert rank_sentence(test) == (
-        "What the results show (Friedman's test over 6 experiments: p = 0.00044; Nemenyi's "
-        "critical difference: 1.91 ranks): `fedgh` above `fedprox` and "
+        "What the results show (Friedman's test over 6 experiments, best round: p = 0.00044; "
+        "Nemenyi's critical difference: 1.91 ranks): `fedgh` above `fedprox` and "
         "`fedavg` and `fedgc` above `fedavg`."
     )
     monkeypatch.chdir(tmp_path)
@@ -121,6 +122,16 @@ def test_ranks_over_experiments(make, tmp_path, monkeypatch) -> None:
 def test_ranks_that_show_nothing_say_so() -> None:
     test = rank_test([[0.5, 0.6], [0.6, 0.5], [0.5, 0.6]], ["a", "b"])
     assert rank_sentence(test).startswith("The results show no method to rank above another")
+
+
+def test_methods_that_differ_as_a_whole_and_in_no_pair() -> None:
+    test = RankTest(("a", "b", "c"), (1.2, 2.2, 2.6), 5, 0.0467, 1.4801)
+    assert test.separated == []
+    assert rank_sentence(test) == (
+        "The methods differ as a whole (Friedman's test over 5 experiments, best round: "
+        "p = 0.0467), but no two of them by as much as one has to differ from another (Nemenyi's "
+        "critical difference: 1.48 ranks): the results show no method above another."
+    )
 
 
 def test_a_picture_for_one_group(tmp_path) -> None:
@@ -147,6 +158,10 @@ def test_the_command_prints_and_draws(make, tmp_path, monkeypatch) -> None:
     assert other[0]["claim"]["claim"] == "worse"
     assert other[0]["claim"]["margin"] == 0.01
     assert other[1]["claim"] is None
+    both = call("report", "c", "--csv", "--latex")
+    assert (both.code, both.out) == (2, "")
+    assert "--latex --csv" in both.err
+    assert "give one" in both.err
     wrong = call("report", "c", "--reference", "x")
     assert wrong.code == 2
     assert "one of fedavg, fedgc" in wrong.err

@@ -25,5 +25,26 @@ def test_a_long_name_leaves_the_classes():
     assert shown(["the northern hospital of the city", "x"], 3, 80)[3].count("\u2592") == 6
 
 
+def test_few_classes_have_whole_names():
+    def head(labels):
+        table = partition_table(Histogram.of_rows([[3] * len(labels)]), [6], ["a"], labels)
+        console = Console(width=80)
+        with console.capture() as capture:
+            console.print(table)
+        return capture.get().splitlines()
+
+    lines = head(["no", "yes"])
+    assert lines[1].split()[3:5] == ["no", "yes"]
+    assert lines[1].index("yes") == lines[3].rindex("\u2593\u2593") - 1
+    assert head(["a long name", "another"])[1].split()[3:] == [
+        "a",
+        "long",
+        "name",
+        "another",
+        "size",
+    ]
+    assert head([f"class{k}" for k in range(12)])[1].split()[3:5] == ["cl", "cl"]
+
+
 def test_a_name_is_text():
     assert shown(["[/red]"], 2, 80)[3].split()[0] == "[/red]"

@@ -160,7 +160,7 @@ def test_the_lowest_error_is_bold_and_columns_say_what_they_hold():
     lines = result_table(rows).markdown().splitlines()
     assert lines[0].startswith("| method | best MAE | last MAE | to target rounds |")
     assert lines[3].startswith("| `fedgc` | **0.4100 ± 0.0100** |")
-    assert "Best: the lowest test MAE of any round. Too optimistic when MAE goes up" in (
+    assert "Best: the lowest test MAE of any round. The test data choose that round" in (
         result_table(rows).markdown()
     )
     assert "Rounds to 0.45 test MAE" in result_table(rows).markdown()

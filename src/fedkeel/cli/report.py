@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from fedkeel.cli.common import JSON, document, say, stderr
-from fedkeel.errors import printable
+from fedkeel.errors import ConfigError, printable
 
 
 def report(
@@ -33,8 +33,18 @@ def report(
     """Print the table of runs or of a comparison, and write the HTML page."""
     from rich.console import Console
 
+    forms = {"--markdown": markdown, "--latex": latex, "--csv": as_csv, "--json": as_json}
+    given = [name for name, is_given in forms.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(
+            "The table is printed in one form.",
+            got=" ".join(given),
+            expected=f"one of {', '.join(forms)}",
+            why="several in one output could not be read again",
+            do="give one, and call the command again for another",
+        )
     from fedkeel.records.comparison import runs_of
-    from fedkeel.report.alerts import differences, problems
+    from fedkeel.report.beside_table import client_tables, notes
     from fedkeel.report.claims import claims_of
     from fedkeel.report.page import save_report
     from fedkeel.report.paper_figures import save_figures
@@ -49,14 +59,16 @@ def report(
     if as_json:
         document([row.to_json() for row in rows])
     elif markdown:
-        print(result_table(rows).markdown(), end="")
+        tables = [result_table(rows), *client_tables(methods)]
+        print("\n".join(table.markdown() for table in tables), end="")
     elif latex or as_csv:
         print(result_table(rows).latex() if latex else csv_table(rows), end="")
     else:
         Console().print(terminal_table(rows))
-    claimed = [claims.sentence] if claims else []
-    for sentence in [*claimed, *differences(methods), *problems(methods)]:
-        if markdown and not as_json:  # below the table, where a reader of the Markdown sees it
+        for table in client_tables(methods):
+            Console().print(table.terminal(is_wrapped=True))
+    for sentence in notes(methods, claims):
+        if markdown:  # below the table, where a reader of the Markdown sees it
             print(f"\n{printable(sentence)}")
         else:
             say(stderr(), sentence)

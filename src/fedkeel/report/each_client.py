@@ -144,6 +144,11 @@ class ClientLine:
     examples: int
     cells: tuple[ClientCell, ...]
 
+    @property
+    def called(self) -> str:
+        """Its name in a sentence, where a number alone could be anything."""
+        return f"client {self.name}" if self.name.isdecimal() else self.name
+
 
 @dataclass(frozen=True)
 class EachClient:
@@ -217,7 +222,7 @@ class EachClient:
         if not shown:
             return ""
         _, place, best = max(shown, key=lambda item: item[0])
-        text = f"{line.name} ({best.text}{self._points} with {self._method(place)}"
+        text = f"{line.called} ({best.text}{self._points} with {self._method(place)}"
         worse = [(i, g) for i, g in self._of(line) if g.outcome == "loses"]
         if worse:
             text += f"; with {self._method(worse[0][0])} it loses {self._size(worse[0][1])}"
@@ -231,7 +236,7 @@ class EachClient:
             return ""
         is_fedavg = [item for item in losses if self._record(item[0]) == "fedavg"]
         place, loss = (is_fedavg or sorted(losses, key=lambda item: item[1].mean))[0]
-        text = f"{line.name} loses {self._size(loss)} with {self._method(place)}"
+        text = f"{line.called} loses {self._size(loss)} with {self._method(place)}"
         others = [(g.mean, i, g) for i, g in gains if g.outcome != "loses"]
         if not others:
             return text + (" and with every other method" if len(gains) > 1 else "")
@@ -248,7 +253,7 @@ class EachClient:
         gains = [(line, line.cells[leading].over_local) for line in lines]
         known = [(line, gain) for line, gain in gains if gain is not None]
         texts = [
-            f"{line.name} ({gain.text}{self._points if place == 0 else ''})"
+            f"{line.called} ({gain.text}{self._points if place == 0 else ''})"
             for place, (line, gain) in enumerate(known)
         ]
         if not texts:
@@ -262,7 +267,7 @@ class EachClient:
         """Return which of these would be shown first, and by how many more seeds."""
         if any(gain.p_value is None for _, gain in known):
             return ""
-        seeds = [(gain.more_seeds, line.name) for line, gain in known if gain.more_seeds]
+        seeds = [(gain.more_seeds, line.called) for line, gain in known if gain.more_seeds]
         if not seeds:
             return "; these are too small to be shown on so few examples"
         count, name = min(seeds)

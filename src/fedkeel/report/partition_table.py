@@ -14,6 +14,7 @@ _SHADES = " ░▒▓█"
 _MAX_CLIENTS = 40
 _MAX_CLASSES = 26
 _NAME_WIDTH = 24
+_CLASSES_WIDTH = 24  # of all classes together, where they are few
 
 
 def partition_table(
@@ -35,11 +36,12 @@ def partition_table(
     table.add_column("client", justify="right", no_wrap=True, max_width=_NAME_WIDTH)
     table.add_column("examples", justify="right", no_wrap=True)
     table.add_column("classes", justify="right", no_wrap=True)
-    table.add_column(_line(" ".join(f"{name[:2]:>2}" for name in shown)))
+    width = max(2, min(max(map(len, shown), default=2), _CLASSES_WIDTH // max(1, len(shown)) - 1))
+    table.add_column(_line(" ".join(name[:width].rjust(width) for name in shown)))
     table.add_column(_line("size"))
     largest = max(sizes)
     for name, size, held, row in zip(clients, sizes, held_by, rows, strict=False):
-        shades = " ".join(_shade(count, size) for count in row[: len(shown)])
+        shades = " ".join(_shade(count, size).rjust(width) for count in row[: len(shown)])
         bar = "━" * max(1, round(20 * size / largest))
         table.add_row(Text(name), str(size), str(held), _line(shades), _line(bar))
     notes = [f"{_SHADES[1]} up to a quarter of the client's examples ... {_SHADES[4]} over three"]

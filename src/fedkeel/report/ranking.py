@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedkeel.records.comparison import runs_of
+from fedkeel.records.paired import LEVEL
 from fedkeel.records.ranks import RankTest, rank_test
 from fedkeel.report.claims import competing
 from fedkeel.report.formatting import enumeration, quoted
@@ -36,13 +37,18 @@ def rank_methods(comparisons: Sequence[Path]) -> RankTest:
 def rank_sentence(test: RankTest) -> str:
     """Return what the ranks let a reader claim, in one sentence."""
     over = f"over {test.experiments} experiments"
-    friedman = f"Friedman's test {over}: p = {test.p_value:.3g}"
+    friedman = f"Friedman's test {over}, best round: p = {test.p_value:.3g}"
+    limit = f"Nemenyi's critical difference: {test.critical_difference:.2f} ranks"
+    if not test.separated and test.p_value < LEVEL:
+        return (
+            f"The methods differ as a whole ({friedman}), but no two of them by as much as one "
+            f"has to differ from another ({limit}): the results show no method above another."
+        )
     if not test.separated:
         reason = "differences of ranks are within chance"
-        return f"The results show no method to rank above another ({friedman}): {reason}."
+        return f"The results show no method to rank above another ({friedman}; {limit}): {reason}."
     below: dict[str, list[str]] = {}
     for better, worse in test.separated:
         below.setdefault(better, []).append(quoted(worse))
     texts = [f"{quoted(better)} above {enumeration(worse)}" for better, worse in below.items()]
-    limit = f"Nemenyi's critical difference: {test.critical_difference:.2f} ranks"
     return f"What the results show ({friedman}; {limit}): {enumeration(texts)}."

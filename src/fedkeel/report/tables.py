@@ -142,7 +142,7 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
     Args:
         rows: the rows.
         width: columns of the terminal, None to ask it. Where they do not suffice, traffic in MB is
-            left out first, then the last score, then the time.
+            left out first, then the time, traffic in models and the last score.
     """
     columns = _fitting_columns(rows, width or shutil.get_terminal_size((80, 24)).columns)
     return result_table(rows, columns=columns).terminal()
@@ -153,7 +153,7 @@ def _fitting_columns(rows: Sequence[ResultRow], width: int) -> list[ReportColumn
     columns = visible_columns(rows)
     lines = [line for row in rows for line in wrapped(printable(row.label)).split("\n")]
     name_width = min(max(map(len, lines), default=0), NAME_WIDTH)
-    for optional in ("sent", "last", "seconds_per_client"):
+    for optional in ("sent", "seconds_per_client", "traffic", "last"):
         widths = [
             max(len(column.heading), len(column.unit), *(len(column.cell(row)) for row in rows))
             for column in columns
@@ -202,8 +202,8 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
     notes.append(
         Footnote(
             "Best",
-            f"the {extreme} test {label} of any round. Too optimistic when {label} goes up and "
-            "down; prefer 'last'.",
+            f"the {extreme} test {label} of any round. The test data choose that round, so it is "
+            "somewhat optimistic; 'last', after the last round, is not.",
         )
     )
     if any(row.marked for row in rows):

@@ -95,7 +95,8 @@ class TextTable:
             for place, cell in enumerate(map(latex_text, rest), 1):
                 cells.append(rf"\textbf{{{cell}}}" if (index, place) in self.marked else cell)
             lines.append(" & ".join(cells) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {printable(n)}" for n in self.notes)]
+        notes = (r"Needs \usepackage{booktabs}.", *map(printable, self.notes))
+        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in notes)]
         return "\n".join(lines) + "\n"
 
     def html(self) -> str:

@@ -12,13 +12,12 @@ import plotly.graph_objects as go
 from fedkeel.errors import FedkeelError, counted
 from fedkeel.records.comparison import runs_of
 from fedkeel.records.score import LOSS
-from fedkeel.report.alerts import differences, problems
+from fedkeel.report.beside_table import client_tables, notes
 from fedkeel.report.claims import Claims, claims_of
-from fedkeel.report.client_gains import ClientRow, client_table, personal_rows
+from fedkeel.report.client_gains import ClientRow, personal_rows
 from fedkeel.report.client_scores import client_scores
 from fedkeel.report.columns import ResultRow
 from fedkeel.report.each_client import EachClient, each_client
-from fedkeel.report.feature_report import feature_notes
 from fedkeel.report.formatting import enumeration
 from fedkeel.report.notebook import Page, by_method, curves
 from fedkeel.report.runs import MethodResults, all_metrics, load_runs
@@ -101,10 +100,7 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """What to know beside the table: claims, who gains by federation, differences, problems."""
-        entries, claims, by_name = self.entries, self.claims(), self.each_client
-        sentences = [claims.sentence] if claims else []
-        sentences += [*feature_notes(entries), *(by_name.sentences if by_name else [])]
-        return [*sentences, *differences(entries), *problems(entries)]
+        return notes(self.entries, self.claims())
 
     @property
     def client_tables(self) -> list[TextTable]:
@@ -112,11 +108,7 @@ class Comparison:
 
         None where neither is worth one: no client has a name and none a model of its own.
         """
-        by_name = self.each_client
-        if by_name is not None and by_name.has_names and by_name.has_local:
-            return [by_name.table()]
-        rows = self.clients
-        return [client_table(rows)] if rows else []
+        return client_tables(self.entries)
 
     def to_frame(self, of: Literal["methods", "clients", "rounds"] = "methods") -> Any:  # noqa: ANN401 - a pandas.DataFrame
         """Return the results as a `pandas.DataFrame`.
