@@ -55,6 +55,8 @@ def _check(expression: str, as_json: bool) -> None:
             print(f"{'fails' if check.failure else 'holds'}  {check.name}")
             if check.failure:
                 print(f"       {check.failure}")
+            if check.note:
+                print(f"note   {check.note}")
     if any(check.failure for check in checks):
         raise typer.Exit(1)
 

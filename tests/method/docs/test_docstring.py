@@ -145,6 +145,11 @@ def test_a_field_that_is_missing_or_misspelt(name: str) -> None:
         ("Sent: nothing.", "Sent:", "has no 'Sent'"),
         ("Sent: nothing.", "Sent: nothing.\n    Sent: again.", "has 'Sent' twice"),
         ("Cost: little: one pass.\n", "", "has no 'Cost'"),
+        (
+            "    Sent: nothing.\n    State: none.\n",
+            "",
+            "has no 'Sent', 'State'.\n  do   write 'Sent: ...'; write 'State: ...'",
+        ),
         ("    State: none.\n", "    Stat: none.\n", "did you mean 'State'?"),
         ("    State: none.\n", "    State: none.\n    loose words\n", "a line outside of fields"),
         ("    State: none.\n", "    State: none.\n    Note: aside.\n", "has no field 'Note'"),

@@ -278,6 +278,20 @@ def failure(monkeypatch: pytest.MonkeyPatch, kind: type[Part], check: str) -> st
     return result.failure
 
 
+def test_a_docstring_fails_a_part_of_ours_and_only_notes_one_of_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered(monkeypatch, NoDocstring)
+    [check] = run_checks("broken", names=["its docstring says what it is"])
+    assert check.failure == ""
+    for name in ("Source", "Sent", "State", "Cost", "Laws", "Deviations", "Example"):
+        assert f"'{name}'" in check.note, "all at once"
+    monkeypatch.setattr(NoDocstring, "__module__", "fedkeel.method.parts.broken")
+    [check] = run_checks("broken", names=["its docstring says what it is"])
+    assert "has no 'Source', 'Sent', 'State'" in check.failure
+    assert check.note == ""
+
+
 @pytest.mark.parametrize(
     ("kind", "check"),
     [
@@ -289,7 +303,6 @@ def failure(monkeypatch: pytest.MonkeyPatch, kind: type[Part], check: str) -> st
         (ByValue, "clients run side by side as one by one"),
         (CountsSteps, "padded steps change nothing"),
         (Uphill, "loss falls on a convex problem"),
-        (NoDocstring, "its docstring says what it is"),
         (OtherType, "state keeps its form"),
         (Forgets, "a killed run goes on as if it had not been"),
         (MoreWhenFull, "recorded bytes are the bytes on the wire"),
@@ -354,9 +367,9 @@ def test_a_broken_server_is_caught(
 
 
 def test_every_check_is_shown_to_fail() -> None:
-    """The two tables above name each of them."""
+    """The two tables above name each of them, and a test above the docstring's."""
     shown = {mark.args[1][i][1] for mark in marks() for i in range(len(mark.args[1]))}
-    assert shown == set(CHECKS)
+    assert shown | {"its docstring says what it is"} == set(CHECKS)
 
 
 def marks() -> list[pytest.Mark]:

@@ -144,8 +144,12 @@ def test_the_command_checks_it(here: Path) -> None:
     (here / "bad_method.py").write_text(wrong.replace("Sent: ", "From: "), encoding="utf-8")
     done = call("methods", "bad_method:Agreement", "--check")
     assert done.code == 1
-    assert "fails  its docstring says what it is\n       The docstring of agreement" in done.out
-    assert done.out.count("holds  ") < len(CHECKS) - 1
+    assert "holds  its docstring says what it is\nnote   The docstring of agreement" in done.out
+    assert done.out.count("holds  ") < len(CHECKS)
     found = call("methods", "bad_method:Agreement", "--check", "--json").json
     assert [one["name"] for one in found] == list(CHECKS)
-    sys.modules.pop("bad_method", None)
+    (here / "plain_method.py").write_text(text.replace("Sent: ", "From: "), encoding="utf-8")
+    done = call("methods", "plain_method:Agreement", "--check")
+    assert (done.code, done.out.count("note  ")) == (0, 1), done.out
+    for module in ("bad_method", "plain_method"):
+        sys.modules.pop(module, None)

@@ -67,6 +67,11 @@ def summary(kind: type[Part]) -> str:
     return next(iter(text.splitlines()), "")
 
 
+def is_own(kind: type[Part]) -> bool:
+    """Return whether a part is the user's own, and not one of fedkeel's."""
+    return not kind.__module__.startswith("fedkeel.")
+
+
 def read(kind: type[Part]) -> Docstring:
     """Read the docstring of a part.
 
@@ -81,13 +86,17 @@ def read(kind: type[Part]) -> Docstring:
     fields = _fields(kind, lines[begin:])
     parameters = [field.name for field in dataclasses.fields(kind)]
     optional = set() if parameters else {"Args"}
-    is_own = not kind.paper and not kind.__module__.startswith("fedkeel.")
-    if is_own and "Source" not in fields and _close("Source", lines) is None:
+    if (
+        is_own(kind)
+        and not kind.paper
+        and "Source" not in fields
+        and _close("Source", lines) is None
+    ):
         optional.add("Source")
     expected = [name for name in FIELDS if name not in optional]
-    for name in expected:
-        if not fields.get(name):
-            raise _wrong(kind, f"has no '{name}'", _misspelt(name, lines))
+    if missing := [name for name in expected if not fields.get(name)]:
+        names = ", ".join(f"'{name}'" for name in missing)
+        raise _wrong(kind, f"has no {names}", "; ".join(_misspelt(n, lines) for n in missing))
     if list(fields) != expected:
         order = f"{', '.join(fields)}; not {', '.join(expected)}"
         raise _wrong(kind, "has its fields in another order", order)
@@ -176,7 +185,7 @@ def _body(lines: list[str]) -> Iterator[str | Maths]:
         yield Maths("\n".join(filter(None, block))) if is_maths else " ".join(block)
 
 
-def _misspelt(name: str, lines: list[str]) -> str | None:
+def _misspelt(name: str, lines: list[str]) -> str:
     """Return advice on a field that is missing or misspelt."""
     close = _close(name, lines)
     return f"write '{name}:' for '{close}:'" if close else f"write '{name}: ...'"
