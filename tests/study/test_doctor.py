@@ -24,7 +24,7 @@ from fedkeel.report.doctor_page import render_doctor_page
 from fedkeel.runner.ingredients import gather
 from fedkeel.study.doctor.candidates import FOR_ONE_MODEL, candidates, reason_against
 from fedkeel.study.doctor.data import measure_data
-from fedkeel.study.doctor.examine import examine
+from fedkeel.study.doctor.examine import _experiment, examine
 from fedkeel.study.doctor.findings import findings
 from fedkeel.study.doctor.measurements import Measurements
 from fedkeel.study.tune import tune
@@ -142,6 +142,33 @@ def test_a_method_is_left_out_only_where_it_cannot_help() -> None:
     assert "no batch normalisation" in reason_against("fedbn+finetune", alike)
     assert reason_against("fedbn", replace(alike, has_batch_norm=True)) == ""
     assert {reason_against(c.method, alike) for c in FOR_ONE_MODEL if c.method != "fednova"} == {""}
+
+
+def test_a_difference_within_chance_is_no_reason_for_a_method() -> None:
+    near = replace(
+        measured(clients([40] * 4, ALL)), local_own=0.90, scores_by_lr={0.1: 0.89}, noise=0.01
+    )
+    (aim,) = {c.aim(near) for c in candidates(True) if c.method in ("fedper", "ditto", "apfl")}
+    assert "cannot be told" in aim
+    assert "89" not in aim
+    far = replace(near, scores_by_lr={0.1: 0.80})
+    (aim,) = {c.aim(far) for c in candidates(True) if c.method in ("fedper", "ditto", "apfl")}
+    assert "90.0 %" in aim
+    assert "80.0 %" in aim
+
+
+def test_the_advised_file_has_fedavg_as_the_reference(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(FILE)
+    experiment = load(tmp_path / "small.toml")
+    data = replace(measured(clients([40] * 4, ALL)), scores_by_lr={0.1: 0.5})
+    for methods in (["scaffold", "fedgc"], ["scaffold", "fedavg"]):
+        text = _experiment(experiment, data, list(candidates(False, methods)))
+        (tmp_path / "advised.toml").write_text(text)
+        advised = load(tmp_path / "advised.toml")
+        assert advised.compare.methods.count("fedavg") == 1
+        assert set(methods) <= set(advised.compare.methods)
+        assert advised.method == methods[0]
+        assert ("and of fedavg as the reference" in text) == ("fedavg" not in methods)
 
 
 def test_other_inputs_with_batch_normalisation_ask_for_personal_normalisation() -> None:
@@ -268,7 +295,8 @@ def test_the_best_trials_are_advised_and_the_file_runs(tmp_path: Path) -> None:
 
     (tmp_path / "advised.toml").write_text(record.experiment)
     advised = load(tmp_path / "advised.toml")
-    assert advised.compare.methods == record.methods
+    beside = () if "fedavg" in record.methods else ("fedavg",)
+    assert advised.compare.methods == (*beside, *record.methods)
     assert advised.local.lr == record.finding("rate").numbers["best"]
     assert len(set(record.methods)) == 3
     result = tune(advised, gather(advised), record.methods, advised.tune, tmp_path / "tune")

@@ -85,6 +85,8 @@ def _work(m: Measurements) -> str:
 
 
 def _personal(m: Measurements) -> str:
+    if not (m.is_gain(m.local_own, m.fedavg) or m.is_gain(m.fedavg, m.local_own)):
+        return "fits each client: whether that is needed cannot be told from the short runs"
     alone, shared = (
         "no score" if value is None else m.score.format(value) for value in (m.local_own, m.fedavg)
     )

@@ -234,18 +234,20 @@ def _experiment(settings: RunSettings, measured: Measurements, advised: list[Can
     if not isinstance(settings, config.Experiment):
         return ""
     methods = [candidate.method for candidate in advised]
+    reference = [] if REFERENCE in methods else [REFERENCE]
     best = settings.model_copy(
         update={
             "name": f"{settings.name}-advised",
             "method": methods[0],
             "local": settings.local.model_copy(update={"lr": measured.best_lr}),
-            "compare": settings.compare.model_copy(update={"methods": tuple(methods)}),
+            "compare": settings.compare.model_copy(update={"methods": (*reference, *methods)}),
             "tune": search_space(advised, measured.best_lr, settings.tune),
         }
     )
+    beside = f", and of {REFERENCE} as the reference" if reference else ""
     head = (
         f"# Written by `fedkeel doctor`. It searches the learning rate and the most important\n"
-        f"# hyper-parameter of {', '.join(methods)}:\n"
+        f"# hyper-parameter of {', '.join(methods)}{beside}:\n"
         f"#     fedkeel tune FILE\n"
     )
     return head + config.to_toml(best)
