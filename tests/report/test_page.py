@@ -371,6 +371,19 @@ def test_a_run_that_learnt_nothing_is_reported(make, tmp_path, top, rounds, is_r
     assert ("learnt nothing" in text) is is_reported
 
 
+def test_an_untrained_model_that_is_best_is_reported(make, tmp_path):
+    """Its score counted as what the method reached, and no sentence said so."""
+    folders = []
+    for seed, start in enumerate((0.6, 0.1)):
+        rows = make.rows(rounds=20, noise=0.0)
+        rows = [replace(r, test=make.scores(0.5 if r.round else start)) for r in rows]
+        record = make.record(seed=seed, rounds=20)
+        folders.append(make.save(tmp_path / str(seed), record, rows[:4]))
+    assert "fedavg: in 1 of 2 seeds the untrained model was best." in read(folders).text
+    assert "fedavg: the untrained model was best." in read(folders[:1]).text
+    assert "untrained model was best" not in read(folders[1:]).text
+
+
 def test_faults_and_scores_of_fewer_clients_are_reported(make, tmp_path):
     """Faults were in rounds.jsonl only, and a partial score looked like any other."""
     rows = make.rows(rounds=20)

@@ -139,7 +139,7 @@ def problems(methods: Sequence[MethodResults]) -> list[str]:
     """Return what went wrong in runs that continued all the same, one item for each fact."""
     sentences = []
     for method in methods:
-        sentences += [*_losses_not_finite(method), *_faults(method)]
+        sentences += [*_losses_not_finite(method), *_faults(method), *_untrained_best(method)]
         for run in method.runs:
             sentences += [
                 f"{method.label}, seed {run.record.seed}: {change_told(change)}"
@@ -200,6 +200,22 @@ def _no_learning(run: RunResults) -> str | None:
         f"{format_score(scores[0], info, 1, has_unit=True)}. "
         + _remedy(run, "Check whether local.lr is too high or too low.")
     )
+
+
+def _untrained_best(method: MethodResults) -> list[str]:
+    """Return a sentence on the seeds whose best score is that of the untrained model.
+
+    None where `_no_learning` says it of each of them.
+    """
+    scored = [run for run in method.runs if run.summary.value("best") is not None]
+    untrained = [run for run in scored if run.summary.best_round == 0]
+    if all(_no_learning(run) for run in untrained):
+        return []
+    seeds = "" if len(scored) == 1 else f"in {len(untrained):,} of {len(scored):,} seeds "
+    return [
+        f"{method.label}: {seeds}the untrained model was best. The best score of such a run is "
+        "that of round 0: look at the last score, too."
+    ]
 
 
 def _remedy(run: RunResults, usual: str) -> str:
