@@ -13,8 +13,10 @@ from scipy import stats
 
 from commands import call
 from fedkeel.records.comparison import write_index
+from fedkeel.records.doctor import DoctorRecord, Finding
 from fedkeel.records.run_record import EngineChoice, PartitionRecord
 from fedkeel.report import page
+from fedkeel.report.claims import claims_of
 from fedkeel.report.client_scores import client_scores
 from fedkeel.report.each_client import each_client
 from fedkeel.report.runs import load_runs
@@ -317,3 +319,27 @@ def test_plain_values(make, tmp_path):
     assert north["gain_over_local_low"] < north["gain_over_local"] < north["gain_over_local_high"]
     assert of.to_json("local")[0]["gain_over_local"] is None
     assert of.to_json("another") == []
+
+
+def test_what_a_comparison_says_is_printed_in_a_few_lines(make, tmp_path):
+    """Printed, it was a hundred thousand characters of nested records."""
+    methods = comparison(make, tmp_path, {"fedavg": [0.05, 0.0, -0.05], "fedprox": [0.05] * 3})
+    table = found(methods)
+    text = repr(table)
+    assert text.startswith("| client")
+    assert table.sentences[0] in text
+    assert len(text) < 3000
+    claims = claims_of([method.summary for method in methods])
+    assert str(claims) == repr(claims) == claims.sentence
+    assert repr(methods[0]) == "<MethodResults of local: 5 runs>"
+    record = repr(methods[0].record)
+    assert record.startswith("RunRecord of local, seed 0, 2 rounds: finished\n")
+    assert len(record) < 1500
+
+
+def test_what_a_doctor_found_is_printed_in_a_few_lines():
+    finding = Finding("labels", "Labels", "problem", "Clients have few labels.")
+    found = DoctorRecord("ward", 3, 3, 1, 1, 10, findings=(finding,), sizes=(5,) * 5000)
+    assert repr(found) == (
+        "DoctorRecord of ward, 3 clients\n  Labels (problem): Clients have few labels."
+    )

@@ -119,6 +119,12 @@ class AuditRecord:
     results: tuple[AttackResult, ...] = ()
     skipped: tuple[Skipped, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return what was attacked, and what each attack found, a line each."""
+        lines = [f"AuditRecord of {self.method}, round {self.round:,} of {self.rounds:,}"]
+        lines += [f"  {item.attack} on {item.target}: {item.says}" for item in self.results]
+        return "\n".join(lines)
+
     def of(self, attack: str) -> tuple[AttackResult, ...]:
         """Return the results of an attack by its name, one for each message that was attacked."""
         return tuple(result for result in self.results if result.attack == attack)

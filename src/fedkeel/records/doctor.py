@@ -140,6 +140,13 @@ class DoctorRecord:
     experiment: str = ""
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return the findings and the methods that are worth tuning, a line each."""
+        lines = [f"DoctorRecord of {self.name}, {self.clients:,} clients"]
+        lines += [f"  {item.title} ({item.level}): {item.says}" for item in self.findings]
+        lines += [f"  worth tuning: {method}" for method in self.methods]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
     def finding(self, key: str) -> Finding | None:
         """Return the finding of this name, None where there is none."""
         return next((finding for finding in self.findings if finding.key == key), None)

@@ -376,6 +376,21 @@ class RunRecord:
     features: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
+    def __repr__(self) -> str:
+        """Return in a few lines what runs; each field has more."""
+        model = f"{self.model.name}, {self.model.parameters:,} parameters"
+        run = f"{self.method}, seed {self.seed}, {self.rounds:,} rounds: {self.status}"
+        return "\n".join(
+            [
+                f"RunRecord of {run}",
+                f"  model      {model}",
+                f"  clients    {self.participation}",
+                f"  training   {self.local}",
+                f"  score      {self.score.label}",
+                *(f"  warning    {warning}" for warning in self.warnings),
+            ]
+        )
+
     @property
     def score(self) -> MetricInfo:
         """The metric by which models are judged."""

@@ -136,6 +136,10 @@ class Claims:
     claims: tuple[Claim, ...]
     undecided: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return what the results show, in a few sentences."""
+        return self.sentence
+
     def of(self, method: str) -> Claim | None:
         """Return the claim of a method, None where there is none."""
         return next((claim for claim in self.claims if claim.method == method), None)

@@ -170,6 +170,10 @@ class EachClient:
     has_names: bool
     is_held_out: bool
 
+    def __repr__(self) -> str:
+        """Return the table, and what it shows in sentences."""
+        return "\n".join([self.table().markdown(), *self.sentences])
+
     @cached_property
     def federated(self) -> list[int]:
         """Places of the methods that are not baselines."""

@@ -89,6 +89,9 @@ class MethodResults:
     index: int
     runs: tuple[RunResults, ...]
 
+    def __repr__(self) -> str:
+        return f"<MethodResults of {self.label}: {counted(len(self.runs), 'run')}>"
+
     @property
     def record(self) -> RunRecord:
         """What ran, for the first seed."""

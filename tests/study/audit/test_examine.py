@@ -72,6 +72,8 @@ def test_a_reconstruction_just_below_the_bound_is_named() -> None:
     record = AuditRecord("a", "fedavg", 0, "client", 1, 1, 1, results=(nothing, worse, made))
     expected = "No reconstruction reached 20 dB; the best, by `cosine`, has 18.9 (look at it"
     assert headline(record).startswith(expected)
+    assert repr(record).splitlines()[0] == "AuditRecord of fedavg, round 1 of 1"
+    assert len(repr(record)) < 1000
     assert "has 18.9 (look at it: some can be recognised below that)" in render_audit_page(record)
     assert "look" not in headline(replace(record, results=(worse,)))
     assert headline(replace(record, results=(nothing,))).startswith("No input was recovered")
