@@ -10,6 +10,7 @@ import numpy as np
 from fedkeel import config
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.node.node import Node
+from fedkeel.flower.protocol import DESCRIBE_DATA
 from in_process_grid import InProcessGrid
 
 ALL = 'kinds = ["labels", "missing", "categories", "moments", "quantiles"]'
@@ -80,5 +81,5 @@ def grid_of(
             "policy": str(file),
             "state": str(folder / f"state-{site}"),
         }
-        nodes[FIRST + site] = make_node(made, values)
+        nodes[FIRST + site] = make_node(made, values, kind=DESCRIBE_DATA)
     return InProcessGrid(nodes)

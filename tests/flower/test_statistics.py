@@ -280,6 +280,47 @@ def test_nothing_is_answered_without_consent(tmp_path: Path) -> None:
     assert "has not consented" in str(caught.value)
 
 
+def test_rules_of_training_do_not_matter_to_statistics(tmp_path: Path) -> None:
+    """Neither how many clients a round has, nor what goes with an update."""
+    tables = write_tables(tmp_path)
+    rules = f"min_clients = 5\nmethods = []\nmessages = []\n{CONSENT}"
+    for flower in ({}, {"secure_aggregation": True, "secure_minimum": 3}):
+        made = experiment(
+            flower={**QUICK, **flower}, method="scaffold" if not flower else "fedprox"
+        )
+        found = collect(grid_of(tmp_path, made, rules), made, read_kinds("all"))
+        check_totals(found, tables)
+        assert found.faults == {}
+    sums = f"min_clients = 3\nsecure_sums = true\n{CONSENT}"
+    made = experiment(flower={**QUICK, "deadline_seconds": 0.5})
+    grid, strict = grid_of(tmp_path, made), tmp_path / "strict.toml"
+    strict.write_text(sums)
+    for number, node in grid.nodes.items():
+        guard = replace(node.guard, policy=read_policy(strict))
+        grid.nodes[number] = replace(node, guard=guard)
+    with pytest.raises(RunError, match="not there") as caught:
+        collect(grid, made, ("labels",))
+    text = str(caught.value)
+    assert text.count("asks for secure sums") == 3
+    assert "then ask again" in text
+    assert "resume" not in text
+    made = experiment(flower={**QUICK, "secure_aggregation": True, "secure_minimum": 3})
+    assert collect(grid_of(tmp_path, made, sums), made, ("labels",)).is_secure
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_all_refusals_are_said_with_the_names_of_sites(tmp_path: Path, secure: bool) -> None:
+    write_tables(tmp_path)
+    made = experiment(flower={**QUICK, "secure_aggregation": secure})
+    grid = grid_of(tmp_path, made, '[statistics]\nkinds = ["labels"]\n')
+    with pytest.raises((RunError, TrainingError)) as caught:
+        collect(grid, made, ("missing",))
+    text = str(caught.value)
+    assert "site 0, site 1, site 2: " in text
+    assert "has not consented" in text
+    assert "resume" not in text
+
+
 @each(
     "change, reason",
     [
@@ -607,6 +648,6 @@ def test_too_few_sites_make_no_secure_sum(tmp_path: Path) -> None:
     write_tables(tmp_path)
     made = experiment(flower={**QUICK, "secure_aggregation": True, "secure_minimum": 3})
     grid = grid_of(tmp_path, made, site0="min_clients = 1\n")
-    with pytest.raises(TrainingError, match="too few nodes") as caught:
+    with pytest.raises(TrainingError, match="too few sites") as caught:
         collect(grid, made, ("labels",))
     assert "has not consented" in str(caught.value)

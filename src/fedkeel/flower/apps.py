@@ -47,7 +47,7 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
 
         return answer(file, read, message, context)
 
-    for question in ("describe", "statistics", "totals"):
+    for question in ("describe", "describe_data", "statistics", "totals"):
         app.query(question)(handle)
     for register in (app.train(), app.train("survey")):
         register(handle)

@@ -32,6 +32,9 @@ from fedkeel.tree import walk
 from fedkeel.version import __version__
 
 TRAIN, SURVEY, DESCRIBE = "train", "train.survey", "query.describe"
+DESCRIBE_DATA = "query.describe_data"
+"""Asks a node to describe itself for statistics: without the sums that only a training needs."""
+
 EVALUATE, PICTURES, PERSONAL = "evaluate", "evaluate.pictures", "evaluate.personal"
 """Message types of Flower, with their actions."""
 

@@ -14,6 +14,7 @@ from fedkeel.flower.node.configuration import make_node, state_folder, trains_on
 from fedkeel.flower.node.log import log_error, public_reason
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.sums_only import app_name, check_sums_only, promise_sums
+from fedkeel.flower.protocol import DESCRIBE_DATA
 
 CLIENT_APP_RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""
@@ -55,10 +56,17 @@ def answer(
     except FedkeelError as error:
         log_error(folder, error)
         reason = public_reason(error)
+        if message.metadata.message_type == DESCRIBE_DATA:  # the server does not know it yet
+            reason = f"{_site(context.node_config)}: {reason}"
     except Exception as error:  # its message may hold data, so it stays here
         log_error(folder, error)
         reason = type(error).__name__
     return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
+
+
+def _site(config: Mapping[str, object]) -> str:
+    """Return the name of a site, or the number of its client where it has none."""
+    return str(config.get("name") or f"client {config.get('partition-id')}")
 
 
 def _has_process(config: Mapping[str, object], experiment: Experiment) -> bool:

@@ -23,7 +23,16 @@ from fedkeel.features.budget.ledger import Ledger, Spent
 from fedkeel.features.budget.legality import CLIENT_PARTS, EXAMPLE_PART
 from fedkeel.features.budget.policy import Policy, PolicyError
 from fedkeel.flower.node.secure_sums import with_noise
-from fedkeel.flower.protocol import EVALUATE, PERSONAL, PICTURES, ClientRequest, Request
+from fedkeel.flower.protocol import (
+    DESCRIBE_DATA,
+    EVALUATE,
+    PERSONAL,
+    PICTURES,
+    ClientRequest,
+    Request,
+)
+from fedkeel.flower.secure_protocol import KEYS, SHARES, UNMASK
+from fedkeel.flower.statistics_protocol import STATISTICS, TOTALS
 from fedkeel.method.compose import Plan
 from fedkeel.method.grammar import parse
 from fedkeel.method.part import Capability, Part
@@ -35,6 +44,9 @@ MESSAGES = {EVALUATE: "scores", PERSONAL: "personal", PICTURES: "pictures"}
 
 DEVICE = "device"
 """What a policy calls how the node trains: on which device, and by which engine."""
+
+OF_STATISTICS = frozenset({DESCRIBE_DATA, STATISTICS, TOTALS, KEYS, SHARES, UNMASK})
+"""Types of the messages that statistics take."""
 
 SETTLE = "change the experiment, or the policy of this site, if the site agrees to that"
 
@@ -54,12 +66,18 @@ class Guard:
     policy: Policy
     prepared: Prepared
 
-    def check_run(self) -> None:
+    def check_run(self, kind: str = "") -> None:
         """Refuse a run that the policy does not allow.
+
+        Args:
+            kind: type of the message that is to be answered.
 
         Raises:
             PolicyError: names what is asked for, and what is allowed.
         """
+        if is_for_statistics(self.policy, kind):
+            _check_secure_sums(self.policy, self.prepared.settings)
+            return
         _check_methods(self.policy, self.prepared.plan)
         self._check_messages()
         _check_secure_sums(self.policy, self.prepared.settings)
@@ -290,6 +308,17 @@ class Guard:
             yield select(self.prepared.cohort, sizes, settings.seed, round).clients
 
 
+def is_for_statistics(policy: Policy, kind: str) -> bool:
+    """Return whether an answer needs no more than what a policy says of statistics.
+
+    Its rules of training do not matter then: methods, messages, and how many clients a round has.
+    `secure_sums` does, with `min_clients` as the smallest number of sites in a sum. The steps of a
+    secure sum tell nothing of a site without its masked numbers, and these are an answer of a kind
+    of their own. A site that consents to no statistics answers only where it may train, too.
+    """
+    return bool(policy.statistics.kinds) and kind in OF_STATISTICS
+
+
 def check_settings(policy: Policy, settings: Run, kind: str) -> None:
     """Refuse what the settings show already, before data are read and a model is built.
 
@@ -301,6 +330,9 @@ def check_settings(policy: Policy, settings: Run, kind: str) -> None:
     Raises:
         PolicyError: names what is asked for, and what is allowed.
     """
+    if is_for_statistics(policy, kind):
+        _check_secure_sums(policy, settings)
+        return
     _check_kind(policy, kind)
     _check_methods(policy, parse(settings.method, weights=settings.weights))
     _check_secure_sums(policy, settings)

@@ -43,6 +43,7 @@ from fedkeel.flower.node.statistics import OwnData, SiteCounter
 from fedkeel.flower.node.training import ClientStart, ClientTrainer
 from fedkeel.flower.protocol import (
     DESCRIBE,
+    DESCRIBE_DATA,
     EVALUATE,
     LOST,
     OK,
@@ -154,9 +155,9 @@ class Node:
         """Return the reply to a message of Flower.
 
         Args:
-            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PERSONAL`, `PICTURES`, `STATISTICS` or
-                `DESCRIBE`; or a step of a secure sum: `KEYS`, `SHARES`, `MASKED`, `TOTALS` or
-                `UNMASK`.
+            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PERSONAL`, `PICTURES`, `STATISTICS`,
+                `DESCRIBE` or `DESCRIBE_DATA`; or a step of a secure sum: `KEYS`, `SHARES`,
+                `MASKED`, `TOTALS` or `UNMASK`.
             content: what it holds.
 
         Raises:
@@ -164,13 +165,15 @@ class Node:
             PolicyError: the site's policy does not allow an answer.
         """
         if self.guard is not None:
-            self.guard.check_run()
+            self.guard.check_run(kind)
             self.guard.check_message(kind)
         refuse_single_updates(self.prepared, kind)
         if kind == DESCRIBE:
             if self.guard is not None:
                 self.guard.check_plan(self.clients)
             return self.describe()
+        if kind == DESCRIBE_DATA:
+            return self.describe(has_sums=False)
         handlers = {
             TRAIN: self.train,
             SURVEY: self.survey,
@@ -462,10 +465,16 @@ class Node:
             records[of_client(SCORES, client)] = sums_record(counts[client])
         return records
 
-    def describe(self) -> RecordDict:
-        """Return what the node says of itself: its clients, and what their data look like."""
+    def describe(self, has_sums: bool = True) -> RecordDict:
+        """Return what the node says of itself: its clients, and what their data look like.
+
+        Args:
+            has_sums: whether the sums of the inputs are in it, which only a training needs.
+        """
         of = self.prepared, self.clients, self.name, self.agreement
-        description = describe(*of, self._report)
+        description = describe(*of, self._report if has_sums else UNTOLD)
+        if not has_sums:
+            description = description.model_copy(update={"sums": None})
         return RecordDict({HEADER: description.record()})
 
     @cached_property

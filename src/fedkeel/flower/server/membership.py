@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError, printable
-from fedkeel.flower.protocol import DESCRIBE, Agreement, NodeDescription
+from fedkeel.flower.protocol import DESCRIBE, DESCRIBE_DATA, Agreement, NodeDescription
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.wire import HEADER, Header, WireError
 from fedkeel.version import __version__
@@ -63,6 +63,11 @@ class ClientData:
     digest: str
 
 
+ROOM = 300
+"""Characters for what is wrong with all nodes together, which have to fit into a fact of an error.
+"""
+
+
 @dataclass(frozen=True)
 class _Refusal:
     """When and why a node was refused, and the clients that it plays, as far as it said so."""
@@ -83,10 +88,15 @@ class Membership:
         connection: how nodes are asked.
         settings: deadline and time between polls.
         clients: C, the number of clients.
+        kind: type of the message that asks a node to describe itself: for statistics, there is no
+            run to resume, and an error says what is wrong with every node.
     """
 
-    def __init__(self, connection: NodeConnection, settings: Flower, clients: int) -> None:
+    def __init__(
+        self, connection: NodeConnection, settings: Flower, clients: int, kind: str = DESCRIBE
+    ) -> None:
         self._connection = connection
+        self._kind = kind
         self._settings = settings
         self._clients = clients
         self._members: dict[int, NodeDescription] = {}
@@ -118,10 +128,12 @@ class Membership:
         content = RecordDict({HEADER: Header().record()})
         requests = dict.fromkeys(sorted(new), content)
         for reply in self._connection.ask(
-            requests, DESCRIBE, lambda: is_enough(self.node_by_client()), seconds
+            requests, self._kind, lambda: is_enough(self.node_by_client()), seconds
         ):
             if reply.content is None:  # it is asked again the next time
                 reason = f"node {reply.node} does not say what it plays: {reply.fault}"
+                if self._asks_all:  # a refusal has the name of the site
+                    reason = f"{reply.fault} (node {reply.node})"
                 self._silent[reply.node] = reason
                 self._add_fault(reason)
                 continue
@@ -233,12 +245,17 @@ class Membership:
                     "The clients of the federation are not there.",
                     got=missing,
                     expected=needed,
-                    do=f"{remedy}, then go on with resume",
+                    do=f"{remedy}, then {'ask again' if self._asks_all else 'go on with resume'}",
                 )
             if missing != last_shown:  # Flower shows it to the user who submitted the run
                 print(printable(f"waiting for nodes: {missing}"), flush=True)
                 last_shown = missing
             time.sleep(self._settings.poll_seconds)
+
+    @property
+    def _asks_all(self) -> bool:
+        """Whether the nodes are asked for statistics."""
+        return self._kind == DESCRIBE_DATA
 
     def _missing(self) -> tuple[str, str]:
         """Return which clients are absent and why, and what would help."""
@@ -248,9 +265,13 @@ class Membership:
         absent = [str(k) for k in range(self._clients) if k not in nodes]
         names = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         facts = [f"{len(nodes)} of {self._clients} clients, without {names}"]
-        facts += [*conflicts[:2], *idle[:2]]
-        if len(idle) > 2:
-            facts.append(f"{len(idle) - 2} more nodes are connected and do not take part")
+        shown = 2
+        if self._asks_all:
+            shown, room = len(idle), ROOM // max(len(idle), 1)
+            idle = [text[:room] for text in idle]
+        facts += [*conflicts[:2], *idle[:shown]]
+        if len(idle) > shown:
+            facts.append(f"{len(idle) - shown} more nodes are connected and do not take part")
         if conflicts:
             remedy = "give each SuperNode a partition-id of its own"
         elif idle:

@@ -15,13 +15,13 @@ from flwr.serverapp import Grid
 
 from fedkeel.base.named_files import writing
 from fedkeel.config import Experiment
-from fedkeel.errors import ConfigError, RunError
+from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.features.budget.policy import STATISTICS_KINDS, StatisticsKind
 from fedkeel.features.secure.collector import Collector
 from fedkeel.features.secure.participant import are_usable, threshold
 from fedkeel.features.secure.primitives import SecureSumError, Words
 from fedkeel.flower.data_on_nodes import is_on_nodes
-from fedkeel.flower.protocol import Agreement, ClientRequest, NodeDescription
+from fedkeel.flower.protocol import DESCRIBE_DATA, Agreement, ClientRequest, NodeDescription
 from fedkeel.flower.secure_protocol import (
     KEYS,
     SHARES,
@@ -39,7 +39,7 @@ from fedkeel.flower.secure_protocol import (
     texts,
 )
 from fedkeel.flower.server.connection import NodeConnection
-from fedkeel.flower.server.membership import ClientData, Membership
+from fedkeel.flower.server.membership import ROOM, ClientData, Membership
 from fedkeel.flower.server.placeholder import placeholder
 from fedkeel.flower.server.secure_exchange import SecureExchange
 from fedkeel.flower.server.serve import reported
@@ -137,11 +137,16 @@ def collect(grid: Grid, experiment: Experiment, kinds: Sequence[StatisticsKind])
         )
     settings, clients = experiment.flower, experiment.partition.clients or 0
     connection = NodeConnection(grid, settings)
-    membership = Membership(connection, settings, clients)
+    membership = Membership(connection, settings, clients, DESCRIBE_DATA)
     needed = f"all {clients}, because only they have the data"
     membership.wait_for_clients(lambda count: count == clients, needed)
     descriptions = membership.descriptions()
-    prepared = prepare(experiment, placeholder(experiment, descriptions))
+    if experiment.data.normalize == "standardize":  # the sums for that are of a training
+        data_settings = experiment.data.model_copy(update={"normalize": "none"})
+        blank_run = experiment.model_copy(update={"data": data_settings})
+    else:
+        blank_run = experiment
+    prepared = prepare(blank_run, placeholder(blank_run, descriptions))
     agreement = Agreement.of(prepared)
     data = {
         client: ClientData(node.clients[0].train_examples, node.data_digest)
@@ -253,7 +258,7 @@ class _Asking:
         if not answers:
             raise RunError(
                 "No site has answered with statistics.",
-                got=self.traffic.described_faults().strip(" ()") or "no reply",
+                got=self._faults() or "no reply",
                 do="ask for fewer kinds (--kinds), or let each site consent in its policy: "
                 "[statistics] kinds",
             )
@@ -271,7 +276,7 @@ class _Asking:
         """
         exchange = self._exchange
         keys = self._keys()
-        exchange.check_nodes(len(keys), len(self._sites), self._least)
+        self._check_sites(len(keys), self._least)
         first = next(iter(self._requests.values()))
         session, least = session_of(first), threshold(len(keys), self._least)
         public = {node: item.keys for node, item in keys.items()}
@@ -286,7 +291,7 @@ class _Asking:
                 collector.take_shares(node, by_node(reply.shares), reply.commitments)
             except SecureSumError as error:
                 exchange.fault(node, error.what)
-        exchange.check_nodes(len(collector.shared), len(self._sites), least)
+        self._check_sites(len(collector.shared), least)
         requests = {
             node: TotalsRequest(
                 **dict(self._requests[node]),
@@ -298,14 +303,14 @@ class _Asking:
         }
         for node, words in self._asked(TOTALS, requests).items():
             collector.add(node, words)
-        exchange.check_nodes(len(collector.survivors), len(self._sites), least)
+        self._check_sites(len(collector.survivors), least)
         self._unmask(collector, first)
         try:
             words = collector.unmasked()
         except SecureSumError as error:
             raise RunError(
                 "The sum of the sites' statistics cannot be unmasked.",
-                got=f"{error.what}{self.traffic.described_faults()}",
+                got="; ".join(filter(None, [error.what, self._faults()])),
                 do="see that the nodes stay connected, and ask again",
             ) from None
         there = sorted(collector.survivors, key=lambda node: self._sites[node].client)
@@ -327,6 +332,32 @@ class _Asking:
             for node in there
         )
         return _Answers(sites, total)
+
+    def _faults(self) -> str:
+        """Return why sites have not answered, each with its name."""
+        names = {site.client: site.name for site in self._sites.values()}
+        faults = self.traffic.faults.items()
+        room = ROOM // max(len(faults), 1)
+        return "; ".join(
+            f"{', '.join(names[client] for client in clients)}: {reason:.{room}}"
+            for reason, clients in faults
+        )
+
+    def _check_sites(self, count: int, minimum: int) -> None:
+        """Refuse to go on with too few sites.
+
+        Raises:
+            TrainingError: they are too few.
+        """
+        if count < minimum:
+            told = [f"{count} of {len(self._sites)} sites", self._faults()]
+            raise TrainingError(
+                "A secure sum of statistics has too few sites.",
+                got="; ".join(filter(None, told)),
+                expected=f"at least {minimum}",
+                do="see that the sites' nodes are up and that their policies consent "
+                "([statistics] kinds), and ask again",
+            )
 
     def _keys(self) -> dict[int, NodeKeys]:
         requests = {
