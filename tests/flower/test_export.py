@@ -85,6 +85,60 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return machine / "app"
 
 
+def test_an_export_says_that_every_node_needs_the_files_of_all_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what to change where each node has data of its own; then nothing is said."""
+    monkeypatch.chdir(tmp_path)
+    names = "north", "south", "west"
+    for name in names:
+        rows = [f"{i * 7 % 60},{'no' if i % 2 else 'yes'}" for i in range(60)]
+        Path(f"{name}.csv").write_text("\n".join(["age,kind", *rows]) + "\n")
+    text = """\
+rounds = 1
+
+[data]
+source = ["north.csv", "south.csv", "west.csv"]
+label = "kind"
+categories = ["age"]
+
+[partition]
+kind = "source"
+holdout = 0.25
+stratify = true
+
+[model]
+name = "logistic"
+
+[local]
+lr = 0.1
+epochs = 1
+"""
+    file = Path("heart.toml")
+    file.write_text(text)
+    done = call("flower", "export", str(file), "--out", "app")
+    assert done.code == 0, done.err
+    told = " ".join(done.err.split())
+    assert "need the files of all clients: north.csv, south.csv, west.csv" in told
+    for change in (
+        'data.source = "nodes"',
+        'partition.kind = "nodes"',
+        "partition.clients = 3",
+        "data.labels = [",
+        "data.categories = {age = [",
+        "take out partition.holdout, partition.stratify",
+    ):
+        assert change in told
+    text = text.replace('["north.csv", "south.csv", "west.csv"]', '"nodes"')
+    text = text.replace('"source"\n', '"nodes"\nclients = 3\n')
+    text = text.replace("holdout = 0.25\nstratify = true\n", "")
+    text = text.replace('["age"]', '{age = ["0", "7"]}\nlabels = ["no", "yes"]')
+    file.write_text(text)
+    done = call("flower", "export", str(file), "--out", "other")
+    assert done.code == 0, done.err
+    assert "files of all clients" not in done.err
+
+
 def test_an_app_holds_all_modules_that_its_experiment_names(
     app: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,7 +143,7 @@ def export(
 
     with many_imports():
         from fedkeel.flower.export import export as write
-        from fedkeel.flower.export import node_count
+        from fedkeel.flower.export import files_warning, node_count
         from fedkeel.flower.handout.example_node import example_node
         from fedkeel.flower.handout.files import write_handout
         from fedkeel.flower.handout.places import Places
@@ -154,6 +154,8 @@ def export(
     pages = write_handout(experiment, out, places, nodes, node, why_unknown)
     for module in modules:
         say(console, f"the module {module!r} is not in the app: install it everywhere")
+    if warning := files_warning(experiment):
+        say(console, f"warning {warning}")
     if experiment.engine.devices:
         say(console, "engine.devices is ignored: the operator of a node names its devices")
     say(console, f"app     {out}")
@@ -198,6 +200,10 @@ def stats(
 
     chosen = ",".join(read_kinds(kinds))
     out = Path("runs") / f"{experiment.name}-statistics" if out is None else out
+    flower, sites = experiment.flower, experiment.partition.clients
+    waiting = (
+        f"asking  {sites} sites; they have {flower.deadline_seconds:g} s to come and to answer"
+    )
     if federation is not None and not data:
         if policy is not None or secure:
             raise ConfigError(
@@ -206,9 +212,11 @@ def stats(
                 why="the nodes of a federation that is up have policies and keys of their own",
                 do="leave it out",
             )
+        say(stderr(), waiting)
         found = of_federation(experiment, out, federation, chosen)
     else:
         configs = configs_with_policy(experiment, data or [], policy, federation)
+        say(stderr(), waiting)
         found = of_local_nodes(experiment, out, configs, chosen, secure)
     show(as_json, found.to_json(), statistics_page(found))
     say(stderr(), f"written {out}")

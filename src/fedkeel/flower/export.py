@@ -14,7 +14,8 @@ from fedkeel.base.fingerprint.source_digest import imported_modules
 from fedkeel.base.named_code import VARIABLE, place_of
 from fedkeel.base.named_files import writing
 from fedkeel.config import Compare, Experiment, Space, to_toml
-from fedkeel.config.code_names import code_names
+from fedkeel.config.code_names import HUBS, code_names
+from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.handout.places import Places
@@ -97,6 +98,44 @@ def export(experiment: Experiment, out: Path, places: Places | None = None) -> l
         for name in ("pyproject.toml", "README.md"):
             (out / name).write_text(_template(name).substitute(values), encoding="utf-8")
     return not_copied
+
+
+def files_warning(experiment: Experiment) -> str | None:
+    """Return a warning where every node would need the files of all clients, with what to change.
+
+    None where the data stay on the nodes, or are no files of several clients.
+    """
+    data, partition = experiment.data, experiment.partition
+    files = [name for name in data.sources if name not in SOURCES and not name.startswith(HUBS)]
+    if is_on_nodes(experiment) or not files:
+        return None
+    if len(files) == 1 and partition.kind != "client":
+        return None
+    clients = partition.clients or (len(data.sources) if partition.kind == "source" else "N")
+    changes = [
+        'data.source = "nodes"',
+        'partition.kind = "nodes"',
+        f"partition.clients = {clients}",
+    ]
+    if data.target == "label" and not data.labels:
+        changes.append('data.labels = ["no", "yes"], with your names of the labels')
+    if unnamed := [name for name, known in data.categories_of.items() if not known]:
+        changes.append(
+            f'data.categories = {{{unnamed[0]} = ["a", "b"]}}, with your names, for each'
+        )
+    left_out = [f"data.{name}" for name in ("client", "test") if getattr(data, name) is not None]
+    if partition.holdout:
+        changes.append("data.test_fraction, the share that each node keeps aside for the test")
+        left_out.append("partition.holdout")
+    left_out += ["partition.stratify"] if partition.stratify else []
+    if left_out:
+        changes.append(f"and take out {', '.join(left_out)}")
+    shown = ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")
+    return (
+        f"with this experiment, every node and the server need the files of all clients: {shown}. "
+        "Where each node has only data of its own, change the experiment before the export: "
+        f"{'; '.join(changes)}"
+    )
 
 
 def user_modules(experiment: Experiment) -> dict[str, list[Path]]:
