@@ -11,7 +11,7 @@ import pytest
 
 from commands import Process, call, run
 from fedkeel.cli.common import ExperimentSource
-from fedkeel.cli.tune import next_steps
+from fedkeel.cli.next_steps import next_steps
 from fedkeel.config import load
 from fedkeel.records.folder import RunFolder
 from fedkeel.study.tuning_result import TunedMethod, TuningResult

@@ -60,8 +60,8 @@ def compare(
     check_methods(expressions, experiment.weights or "examples")
 
     with many_imports():
+        from fedkeel.cli.next_steps import fresh_seed_of_tuned
         from fedkeel.cli.progress import shown_progress
-        from fedkeel.cli.tune import fresh_seed_of_tuned
         from fedkeel.records.comparison import runs_of
         from fedkeel.report.page import write_report
         from fedkeel.report.tables import terminal_table
