@@ -224,8 +224,8 @@ class Simulation:
                 ``"centralised"`` are the baselines: each client alone, all examples in one place.
             seeds: number of seeds, >= 1, counted from `seed`.
             seed: the first seed.
-            out: folder of the comparison, for which `report` writes a page; None keeps it in
-                memory.
+            out: folder of the comparison; None keeps it in memory. No page is written: use
+                ``comparison.report().save(path)``, or the command ``fedkeel report FOLDER``.
             progress: as in `run`.
             callbacks: as in `run`. All runs call the same ones, one run after the other;
                 `on_run_begin` says which begins. What a callback raises ends the comparison.
