@@ -21,7 +21,9 @@ ANOTHER = "see that its folder is there, or name another file"
 
 def predict(
     run: Path = RUN,
-    data: Path = typer.Argument(..., metavar="DATA", help="A table, .npz file, image or folder."),
+    data: Path = typer.Argument(
+        ..., metavar="DATA", help="A table, .npz file, image or folder; hf:NAME for text."
+    ),
     which: str = WHICH,
     client: str = typer.Option(
         None,
@@ -35,7 +37,8 @@ def predict(
     """Apply a trained model to new data, made ready as in training.
 
     The data need no labels. A table keeps its columns that are not inputs, such as an identifier;
-    behind them come the prediction and the probability of each class.
+    behind them come the prediction and the probability of each class. Of text the tokenizer of the
+    training makes tokens; the column of text is kept too.
     """
     from fedkeel.records.client_models import model_told
     from fedkeel.records.files import write_text

@@ -18,7 +18,7 @@ from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.data.read.image_files import image_pixels
 from fedkeel.errors import DataError, did_you_mean
 
-_TARGETS = ("label", "labels", "target", "y")
+TARGETS = ("label", "labels", "target", "y")
 """What a target is called where nobody says."""
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -220,7 +220,7 @@ def target_of(keys: Sequence[str], name: str, target: str | None) -> str:
         DataError: there is no such key, or none was given and none is called as targets are.
     """
     if target is None:
-        target = next((key for key in _TARGETS if key in keys), None)
+        target = next((key for key in TARGETS if key in keys), None)
     if target in keys and target is not None:
         return target
     raise DataError(

@@ -208,11 +208,7 @@ def _read_text(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN
     target = target_of(split.column_names, name, columns.target)
     column = text.column or _only_text(split, target, columns.drop)
     _check_column(split, column, "data.text.column")
-    encoded = columns.tokenizer(
-        list(split[column]), padding="max_length", truncation=True, max_length=text.length
-    )
-    kept = [key for key in ("input_ids", "attention_mask") if key in encoded]
-    x: dict[str, NDArray[np.int64]] = {k: np.asarray(encoded[k], dtype=np.int64) for k in kept}
+    x = tokens_of(list(split[column]), columns.tokenizer, text.length)
     label_names = tuple(getattr(split.features[target], "names", None) or ())
     y = np.asarray(split[target])
     if y.dtype.kind not in "iuf":
@@ -226,6 +222,19 @@ def _read_text(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN
     if label_names:
         more = {"label_names": label_names, "classes": len(label_names)}
     return dataset(x, y, name=name, tokens=True, **more)
+
+
+def tokens_of(texts: list[str], tokenizer: Any, length: int) -> dict[str, NDArray[np.int64]]:  # noqa: ANN401
+    """Return ``input_ids`` and ``attention_mask`` [N, T] by name, as far as the tokenizer has them.
+
+    Args:
+        texts: N texts.
+        tokenizer: of `transformers`, or any callable with its arguments.
+        length: T; longer text is cut, shorter text padded.
+    """
+    encoded = tokenizer(texts, padding="max_length", truncation=True, max_length=length)
+    kept = [key for key in ("input_ids", "attention_mask") if key in encoded]
+    return {key: np.asarray(encoded[key], dtype=np.int64) for key in kept}
 
 
 def load_tokenizer(name: str | None) -> Any:  # noqa: ANN401 - of `transformers`

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from fedkeel.data.read.raw_examples import (
     without_columns,
 )
 from fedkeel.data.read.table_columns import as_categories, as_numbers
-from fedkeel.data.read.tables import PANDAS_INDEX, TABLE_SUFFIXES, read_columns
+from fedkeel.data.read.tables import PANDAS_INDEX, TABLE_SUFFIXES, read_columns, read_names
 from fedkeel.data.table_schema import TableSchema
 from fedkeel.errors import DataError, counted
 
@@ -159,21 +157,7 @@ def _columns(value: object, name: str, schema: TableSchema) -> Mapping[str, _Col
     path = expanded(value)
     check_path(path, str(path))
     numbers = {column.name for column in schema.columns if column.categories is None}
-    return read_columns(path, [key for key in _names(path) if key not in numbers], ())
-
-
-def _names(path: Path) -> list[str]:
-    """Return the names of a table's columns, as far as they can be read."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        if path.suffix.lower() == ".parquet":
-            return list(parquet.read_schema(path).names)
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return next(csv.reader(file), [])
-    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error):
-        return []  # what is wrong with it is said by who reads it
+    return read_columns(path, [key for key in read_names(path) if key not in numbers], ())
 
 
 def _text(value: object) -> str:

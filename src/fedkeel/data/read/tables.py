@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -166,6 +167,20 @@ def read_columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[s
         for name, column in zip(names, table.columns, strict=True)
         if name in known or not PANDAS_INDEX.fullmatch(name)
     }
+
+
+def read_names(path: Path) -> list[str]:
+    """Return the names of a table's columns, as far as they can be read."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        if path.suffix.lower() == ".parquet":
+            return list(parquet.read_schema(path).names)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return next(csv.reader(file), [])
+    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error):
+        return []  # what is wrong with it is said by who reads it
 
 
 def _read_csv(path: Path, keys: Sequence[str]) -> Any:  # noqa: ANN401 - pyarrow has no types

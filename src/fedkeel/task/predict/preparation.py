@@ -20,6 +20,7 @@ from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.folders import read_new_images
 from fedkeel.data.read.images import shape_text, write_images
 from fedkeel.data.read.new_rows import is_table, read_new_rows
+from fedkeel.data.read.new_texts import TextReader
 from fedkeel.data.read.scaling import CONSTANT, Scale
 from fedkeel.data.table_schema import Column, Missing, TableSchema
 from fedkeel.data.user_arrays import as_tokens
@@ -66,6 +67,7 @@ class InputPreparation:
             single one. Empty where the run does not say.
         is_scaled_on_nodes: whether each node of a federation standardised its inputs by numbers
             that only it knows.
+        texts: how text becomes inputs, None where the model was not trained on text.
     """
 
     shape: tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -77,6 +79,7 @@ class InputPreparation:
     is_of_files: bool = False
     whole: Mapping[str, bool] = field(default_factory=dict)
     is_scaled_on_nodes: bool = False
+    texts: TextReader | None = None
 
     @classmethod
     def of(cls, record: DataRecord, settings: Data | None, dtype: torch.dtype) -> InputPreparation:
@@ -132,7 +135,8 @@ class InputPreparation:
         Args:
             value: path of a table, of an ``.npz`` file with an array ``x``, of an image or of a
                 folder of images; a frame of pandas or another table; or inputs [N, ...] as they
-                were before they were standardised, or several by name.
+                were before they were standardised, or several by name. Of a model of text what
+                `fedkeel.data.read.new_texts.ACCEPTED` names, or tokens by name.
             name: what to call them in messages.
             client: whose examples these are, where each client's inputs were standardised apart
                 and no column says so.
@@ -174,6 +178,11 @@ class InputPreparation:
 
     def _read(self, value: Examples, name: str) -> NewInputs:
         """Return inputs before they are standardised."""
+        if self.texts is not None and not self._are_by_name(value):
+            texts = self.texts.read(value, name)
+            labels = np.zeros(len(next(iter(texts.x.values()))), np.int64)
+            data = dataset(texts.x, labels, classes=1, name=name, tokens=True)
+            return NewInputs(data.x, texts.others)
         if is_table(value):
             if self.schema is None:
                 raise DataError(
@@ -196,13 +205,30 @@ class InputPreparation:
         labels = np.zeros(count, np.int64)
         return NewInputs(dataset(value, labels, classes=1, name=name, tokens=tokens).x)
 
+    def _are_by_name(self, value: Examples) -> bool:
+        """Return whether these are the inputs by name, such as tokens, and no text."""
+        if not isinstance(value, Mapping) or not isinstance(self.shape, dict):
+            return False
+        return self.shape.keys() <= value.keys()
+
+    @property
+    def _expected(self) -> str:
+        """What new inputs are to be, in words."""
+        if self.schema is not None:
+            return "a table with the columns of the training: a .csv or .parquet file, or a frame"
+        if isinstance(self.shape, dict):
+            each = ", ".join(f"{key!r} [N, {shape_text(side)}]" for key, side in self.shape.items())
+            return f"in Python, a mapping with the inputs by name: {each}"
+        images = ", an image or a folder of images" if len(self.shape) == 3 else ""
+        return f"a .npz file with an array x [N, {shape_text(self.shape)}]{images}"
+
     def _image_shape(self, name: str) -> tuple[int, int, int]:
         """Return (channels, height, width) of the training images."""
         if isinstance(self.shape, dict) or len(self.shape) != 3:
             raise DataError(
                 f"{name}: the model was not trained on images.",
-                got=f"inputs of shape {self.shape}",
-                do="give a .csv, .parquet or .npz file",
+                got=str(name),
+                expected=self._expected,
             )
         channels, height, width = self.shape
         return channels, height, width

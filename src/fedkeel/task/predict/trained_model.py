@@ -6,7 +6,7 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fedkeel.base.user_code import one_line, where_raised
 from fedkeel.base.values import count_of, rows_of
 from fedkeel.config import Experiment, Model, OtherModel, toml
 from fedkeel.config.code_names import code_names
+from fedkeel.data.read.new_texts import TextReader
 from fedkeel.errors import ModelError, RunError
 from fedkeel.records.client_models import (
     client_file,
@@ -85,6 +86,8 @@ class TrainedModel:
             examples: path of a CSV, Parquet or ``.npz`` file, of an image or of a folder of images;
                 a frame of pandas or another table; or inputs [N, ...] as they were before they were
                 standardised, for several inputs a mapping. A table may have further columns.
+                For a model of text: a list of texts, a table with a column of text, a data set of
+                `datasets` or its folder.
             client: whose examples these are, where each client's inputs were standardised apart
                 and no column says so.
             name: what to call the examples in messages.
@@ -211,6 +214,8 @@ def load(
     module.eval().requires_grad_(False)
     data = None if settings is None else settings.data
     preparation = InputPreparation.of(record.data, data, dtype)
+    if settings is not None:
+        preparation = replace(preparation, texts=TextReader.of(settings))
     if client is not None:
         preparation = preparation.of_client(client)
     return TrainedModel(module, preparation, record, which, folder.path, client)
