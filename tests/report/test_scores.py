@@ -14,6 +14,7 @@ from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.score import ACCURACY, MetricInfo, TaskRecord
 from fedkeel.records.statistics import Stat
 from fedkeel.report.alerts import differences, problems
+from fedkeel.report.claims import claims_of
 from fedkeel.report.client_scores import client_score_chart, client_scores
 from fedkeel.report.columns import all_columns
 from fedkeel.report.formatting import format_score
@@ -415,3 +416,7 @@ def test_a_unit_that_is_no_share_stands_after_values_and_differences():
     )
     assert [column.unit for column in all_columns(distance)][:2] == ["distance, mm"] * 2
     assert distance.scale == 1
+    few = [group(g.method, distance, *g.values("best"), examples=10) for g in groups]
+    found = claims_of(few)
+    assert found is not None  # a length has no step of 1 / 10
+    assert [claim.difference.resolution for claim in found.claims] == [0.0]

@@ -487,7 +487,7 @@ def _gain(
     own, other = (
         {run.seed: run.by_client.get(client) for run in item.runs} for item in (scores, reference)
     )
-    step = 1 / examples if info.unit and examples else 0.0
+    step = 1 / examples if info.is_share and examples else 0.0
     found = paired_difference(own, other, step)
     if found is None:
         return None
