@@ -116,7 +116,7 @@ def test_training_alone_is_judged_on_a_hospitals_own_patients(
     assert best["fedavg"] < 0.7
     assert "So federation gains" not in done.err
     assert "So federation loses on the clients' own examples" in done.err
-    (sentence,) = [line for line in done.err.splitlines() if line.startswith("Over 5 seeds and")]
+    (sentence,) = [line for line in done.err.splitlines() if line.startswith("Over 5 seeds, ")]
     for hospital in ("north", "south"):
         assert re.search(rf"{hospital} loses [2-6][0-9]\.[0-9] points with `fedavg`", sentence)
     (row,) = [row for row in done.json if row["method"] == "fedavg"]
