@@ -244,7 +244,7 @@ def test_a_loss_that_is_not_like_the_others_is_left_out(tmp_path: Path, lie: flo
 
     def lies(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "evaluate":
-            reply["scores-0"]["states"] = [3.0, lie]
+            reply["scores-0"]["states"] = [3.0, 6.0, lie]
         return reply
 
     grid.edits[100] = lies
@@ -282,7 +282,7 @@ def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
 
     def lies(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "evaluate":
-            reply["scores-0"]["states"] = [6 * lie, 3.0]
+            reply["scores-0"]["states"] = [6 * lie, 6.0, 3.0]
         return reply
 
     grid.edits[100] = lies

@@ -143,6 +143,7 @@ def test_the_bytes_of_secure_sums_are_those_of_the_record(toy: Path, tmp_path: P
 
 IN_WORDS = {
     "query.describe": "A description",
+    "query.describe_data": "A description",
     "query.statistics": "Statistics of the data",
     "query.totals": "Statistics of the data",
     "train.default": "The update",

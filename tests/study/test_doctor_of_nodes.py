@@ -84,7 +84,8 @@ def test_a_federation_is_asked_for_the_kinds_that_were_named(
     words = ["doctor", file, "--federation", "here", "--out", tmp_path / "out", "--json"]
     refused = call(*words)
     assert refused.code == 2
-    assert "got moments; allowed labels, missing, categories, quantiles: [0, 1, 2]" in refused.err
+    assert "site 0, site 1, site 2" in refused.err
+    assert "labels, missing, categories, quantiles\n" in refused.err
     done = call(*words, "--kinds", "quantiles,labels")
     assert done.code == 0, done.err
     levels = {finding["key"]: finding["level"] for finding in done.json["findings"]}

@@ -208,7 +208,7 @@ def _untrained_best(method: MethodResults) -> list[str]:
     None where `_no_learning` says it of each of them.
     """
     scored = [run for run in method.runs if run.summary.value("best") is not None]
-    untrained = [run for run in scored if run.summary.best_round == 0]
+    untrained = [run for run in scored if run.summary.best_round == 0 and _is_worse_at_end(run)]
     if all(_no_learning(run) for run in untrained):
         return []
     seeds = "" if len(scored) == 1 else f"in {len(untrained):,} of {len(scored):,} seeds "
@@ -216,6 +216,11 @@ def _untrained_best(method: MethodResults) -> list[str]:
         f"{method.label}: {seeds}the untrained model was best. The best score of such a run is "
         "that of round 0: look at the last score, too."
     ]
+
+
+def _is_worse_at_end(run: RunResults) -> bool:
+    """Return whether the last score is another than the best one."""
+    return run.summary.value("last") != run.summary.value("best")
 
 
 def _remedy(run: RunResults, usual: str) -> str:

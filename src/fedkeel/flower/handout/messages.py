@@ -165,7 +165,7 @@ def _description(experiment: Experiment, node: Node | None) -> Sent:
     if has_own_data and experiment.data.normalize == "standardize":
         what += "; of each column the mean and the sum of squared deviations"
     size = None if node is None else len(str(node.describe()[HEADER]["values"]))
-    return Sent(what, "when a run begins, and when the node comes back", size)
+    return Sent(what, "when a run begins, before statistics, and when the node comes back", size)
 
 
 # --- a round --------------------------------------------------------------------------------------

@@ -176,6 +176,6 @@ def _is_metric(value: object) -> bool:
 def default_metrics(info: TaskInfo) -> Sequence[str]:
     """Return the metrics of a task that names none: for labels, and for anything else."""
     if info.classes and not info.target:
-        has_ranks = len(info.scores) == 1 and (info.scores[0] > 3 or info.classes < 2)
+        has_ranks = len(info.scores) == 1 and (info.scores[0] > 1 or info.classes < 2)
         return ("accuracy", "top3") if has_ranks else ("accuracy",)
     return ()
