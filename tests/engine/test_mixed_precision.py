@@ -20,6 +20,7 @@ PROJECTS = ("fedgc", "fedmuon")
 LEFT_OUT = {
     "ifca": "a part asks for all examples of a client, so clients are not side by side",
     "fedamp": "each client receives a model of its own, so clients are not side by side",
+    "fedmd": "clients train on public inputs first, so they are not side by side",
     "fedproto": "the server has no parameters that could be compared",
     "fedbuff": "its buffer is larger than the small federation",
 }

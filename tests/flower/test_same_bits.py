@@ -39,13 +39,14 @@ BY_REPLIES = ("fedasync", "fedbuff")
 """Methods whose server does not wait: the order of the replies decides their bits. They are tested
 in `server/test_trainings.py`, with the order of a simulation."""
 
-REFUSED = ("fedamp",)
-"""Sends each client a model of its own, see `papers/test_fedamp.py`."""
+ELSEWHERE = ("fedamp", "fltrust")
+"""The first sends each client a model of its own, see `papers/test_fedamp.py`; the other needs
+examples at the server, see `test_data_on_nodes.py`."""
 
 METHODS = [
     pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
     for method in [*REGISTRY, *PAIRS]
-    if method not in (*BY_REPLIES, *REFUSED)
+    if method not in (*BY_REPLIES, *ELSEWHERE)
 ]
 
 
