@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 LONGEST_FACT = 500
 """Characters of one fact of an error, at most: a value that it quotes may be of any length."""
@@ -169,6 +169,19 @@ def first_line(error: BaseException) -> str:
     """
     text = str(error).strip()
     return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def enumeration(items: Sequence[str], limit: int = 3) -> str:
+    """Return an enumeration, with a count beyond `limit`.
+
+    >>> enumeration(["a", "b", "c"]), enumeration(["a", "b", "c", "d", "e"])
+    ('a, b and c', 'a, b, c and 2 others')
+    """
+    shown = list(items)
+    if len(items) > limit + 1:
+        shown[limit:] = [f"{len(items) - limit} others"]
+    *first, last = shown
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str | None:

@@ -34,11 +34,11 @@ def report(
     from rich.console import Console
 
     forms = {"--markdown": markdown, "--latex": latex, "--csv": as_csv, "--json": as_json}
-    given = [name for name, is_given in forms.items() if is_given]
-    if len(given) > 1:
+    chosen = [name for name, is_chosen in forms.items() if is_chosen]
+    if len(chosen) > 1:
         raise ConfigError(
             "The table is printed in one form.",
-            got=" ".join(given),
+            got=" ".join(chosen),
             expected=f"one of {', '.join(forms)}",
             why="several in one output could not be read again",
             do="give one, and call the command again for another",

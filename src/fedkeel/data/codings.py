@@ -15,7 +15,7 @@ import numpy as np
 from fedkeel.base.values import only_tensor
 from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.read.identifiers import is_number
-from fedkeel.errors import counted
+from fedkeel.errors import counted, enumeration
 
 _MOST_VALUES = 100
 """Values of a label or column up to which they are compared with one another."""
@@ -35,7 +35,7 @@ def coding_warnings(data: Dataset) -> Iterator[str]:
     if client is None or len(names) < 2:
         return
     if data.has_labels and data.label_names:
-        yield from _told("the labels", data.label_names, names, _held(client, data.labels))
+        yield from _warnings_of("the labels", data.label_names, names, _held(client, data.labels))
     if data.schema is None:
         return
     start, x = 0, only_tensor(data.x, "a table")
@@ -45,7 +45,7 @@ def coding_warnings(data: Dataset) -> Iterator[str]:
             part = x[:, start : start + len(values)].numpy()
             rows, numbers = np.nonzero(part == 1)  # a gap is a share of each
             held = _held(client[rows], numbers)
-            yield from _told(f"the column {column.name!r}", values, names, held)
+            yield from _warnings_of(f"the column {column.name!r}", values, names, held)
         start += len(column.inputs)
 
 
@@ -58,7 +58,7 @@ def _held(client: Ints, number: Ints) -> dict[int, frozenset[int]]:
     return {int(n): frozenset(clients[numbers == n].tolist()) for n in np.unique(numbers)}
 
 
-def _told(
+def _warnings_of(
     what: str,
     values: Sequence[str],
     names: Sequence[str],
@@ -78,7 +78,7 @@ def _told(
     main, *others = _groups(of_value)
     for clients, own in others if len(others) < _MOST_CODINGS else ():
         if _is_another_coding(own, main[1], main[0]):
-            yield _message(what, _some(own), clients, _some(main[1]), main[0], names)
+            yield _message(what, _values(own), clients, _values(main[1]), main[0], names)
     if others:
         return
     alike = [pair for pair in _near(list(of_value)) if not of_value[pair[0]] & of_value[pair[1]]]
@@ -88,7 +88,7 @@ def _told(
         few, many = zip(*(sorted(p, key=lambda v: len(of_value[v])) for p in pairs), strict=True)
         rare = frozenset[int]().union(*(of_value[value] for value in few))
         rest = frozenset[int]().union(*(of_value[value] for value in many))
-        yield _message(what, _some(few), rare, _some(many), rest, names)
+        yield _message(what, _values(few), rare, _values(many), rest, names)
 
 
 Group = tuple[frozenset[int], tuple[str, ...]]
@@ -176,17 +176,9 @@ def _who(clients: frozenset[int], names: Sequence[str]) -> str:
     """Return the names of clients, or how many they are."""
     if len(clients) > _SHOWN:
         return counted(len(clients), "client")
-    return _and([names[k] for k in sorted(clients)])
+    return enumeration([names[k] for k in sorted(clients)], _SHOWN)
 
 
-def _some(values: Sequence[str]) -> str:
+def _values(values: Sequence[str]) -> str:
     """Return values as texts, the first of many."""
-    shown = [repr(value) for value in values[:_SHOWN]]
-    more = len(values) - len(shown)
-    return _and([*shown, f"{more} more"] if more else shown)
-
-
-def _and(names: Sequence[str]) -> str:
-    """Return an enumeration."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
+    return enumeration([repr(value) for value in values], _SHOWN)

@@ -35,6 +35,9 @@ TRAIN, SURVEY, DESCRIBE = "train", "train.survey", "query.describe"
 DESCRIBE_DATA = "query.describe_data"
 """Asks a node to describe itself for statistics: without the sums that only a training needs."""
 
+DESCRIPTIONS = (DESCRIBE, DESCRIBE_DATA)
+"""Types of the messages that ask a node to describe itself."""
+
 EVALUATE, PICTURES, PERSONAL = "evaluate", "evaluate.pictures", "evaluate.personal"
 """Message types of Flower, with their actions."""
 

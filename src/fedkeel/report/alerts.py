@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from fedkeel.errors import counted, printable
+from fedkeel.errors import counted, enumeration, printable
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.records.score import ACCURACY
 from fedkeel.records.statistics import finite_or_none
 from fedkeel.report.formatting import (
     MISSING,
-    enumeration,
     format_score,
     format_setting,
     join_values,

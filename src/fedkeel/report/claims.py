@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedkeel.errors import RunError, counted
+from fedkeel.errors import RunError, counted, enumeration
 from fedkeel.records.paired import LEVEL, Interval, PairedDifference, holm, paired_difference
 from fedkeel.records.score import ACCURACY, MetricInfo
-from fedkeel.report.formatting import enumeration, format_difference, format_signed, quoted
+from fedkeel.report.formatting import format_difference, format_signed, quoted
 from fedkeel.report.summary import MethodSummary, shared_score
 
 MIN_SEEDS = 3

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.errors import printable
+from fedkeel.errors import enumeration, printable
 from fedkeel.records.doctor import Advice, DoctorRecord, Level
-from fedkeel.report.formatting import enumeration, quoted
+from fedkeel.report.formatting import quoted
 from fedkeel.report.text_table import TextTable
 
 _MARKS: dict[Level, tuple[str, str]] = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from fedkeel.errors import counted
+from fedkeel.errors import counted, enumeration
 from fedkeel.records.baselines import LOCAL
 from fedkeel.records.paired import LEVEL, PairedDifference, holm, paired_difference
 from fedkeel.records.score import MetricInfo
@@ -26,7 +26,6 @@ from fedkeel.report.claims import MIN_SEEDS
 from fedkeel.report.client_scores import ClientScores
 from fedkeel.report.formatting import (
     MISSING,
-    enumeration,
     format_difference,
     format_score,
     format_signed,

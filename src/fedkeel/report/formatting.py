@@ -33,19 +33,6 @@ def quoted(label: str) -> str:
     return "`" + label.replace("`", "'") + "`"
 
 
-def enumeration(items: Sequence[str], limit: int = 3) -> str:
-    """Return an enumeration, with a count beyond `limit`.
-
-    >>> enumeration(["a", "b", "c"]), enumeration(["a", "b", "c", "d", "e"])
-    ('a, b and c', 'a, b, c and 2 others')
-    """
-    shown = list(items)
-    if len(items) > limit + 1:
-        shown[limit:] = [f"{len(items) - limit} others"]
-    *first, last = shown
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def join_values(values: Sequence[str], limit: int) -> str:
     """Return values, and a count beyond `limit`.
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.base.feature import declarations
-from fedkeel.errors import counted
+from fedkeel.errors import counted, enumeration
 from fedkeel.records.run_record import RunRecord, to_json
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report.formatting import (
     MISSING,
     Fact,
-    enumeration,
     format_bytes,
     format_duration,
     format_number,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedkeel.errors import enumeration
 from fedkeel.records.comparison import runs_of
 from fedkeel.records.paired import LEVEL
 from fedkeel.records.ranks import RankTest, rank_test
 from fedkeel.report.claims import competing
-from fedkeel.report.formatting import enumeration, quoted
+from fedkeel.report.formatting import quoted
 from fedkeel.report.runs import load_runs
 
 

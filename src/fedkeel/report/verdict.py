@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedkeel.errors import counted
+from fedkeel.errors import counted, enumeration
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.records.statistics import LAST, Stat, is_tied
 from fedkeel.report.claims import MIN_SEEDS, Claims, Lead, lead_over
 from fedkeel.report.formatting import (
-    enumeration,
     extreme_of,
     format_difference,
     format_number,

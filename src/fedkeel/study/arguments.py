@@ -20,7 +20,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.read.user_data import Examples, is_examples, like
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.errors import ArgumentError, ConfigError, DataError
+from fedkeel.errors import ArgumentError, ConfigError, DataError, enumeration
 from fedkeel.features.attackers.settings import Adversary
 from fedkeel.features.budget.settings import Privacy
 from fedkeel.features.diagnose.settings import Diagnose
@@ -29,7 +29,6 @@ from fedkeel.features.root.settings import Root
 from fedkeel.features.stop.settings import Stop
 from fedkeel.features.time.settings import System
 from fedkeel.features.track.settings import Track
-from fedkeel.report.formatting import enumeration
 from fedkeel.runner.callbacks import Callback
 from fedkeel.task.task import Task
 

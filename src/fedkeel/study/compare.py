@@ -22,13 +22,12 @@ from fedkeel.engine.choose.memory import check_disk
 from fedkeel.engine.choose.parallel_runs import DifferingNumbers, shared_runs, with_parallel_runs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
-from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError
+from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, enumeration
 from fedkeel.features.progress.display import ProgressDisplay, run_name
 from fedkeel.method.grammar import read_terms, write_terms
 from fedkeel.records.comparison import INDEX, runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
-from fedkeel.report.formatting import enumeration
 from fedkeel.report.summary import Quantity
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.features import callbacks_of, features_asked_for

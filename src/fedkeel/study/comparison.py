@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from fedkeel.errors import FedkeelError, counted
+from fedkeel.errors import FedkeelError, counted, enumeration
 from fedkeel.records.comparison import runs_of
 from fedkeel.records.score import LOSS
 from fedkeel.report.beside_table import client_tables, notes
@@ -18,7 +18,6 @@ from fedkeel.report.client_gains import ClientRow, personal_rows
 from fedkeel.report.client_scores import client_scores
 from fedkeel.report.columns import ResultRow
 from fedkeel.report.each_client import EachClient, each_client
-from fedkeel.report.formatting import enumeration
 from fedkeel.report.notebook import Page, by_method, curves
 from fedkeel.report.runs import MethodResults, all_metrics, load_runs
 from fedkeel.report.tables import result_rows, result_table

@@ -129,12 +129,17 @@ def _joined(paths: Sequence[Path], where: str, keys: Sequence[str]) -> dict[str,
 
 def _kinds_told(paths: Sequence[Path], tables: Sequence[_Column]) -> str:
     """Return which column has texts in one table and something else in another; "" for none."""
-    for name in dict.fromkeys(name for table in tables for name in table.column_names):
-        having = [(path, table.schema.field(name).type) for path, table in zip(
-            paths, tables, strict=True) if name in table.column_names]  # fmt: skip
-        texts = [str(path) for path, kind in having if is_text(kind)]
-        others = [f"{path} ({kind})" for path, kind in having if not is_text(kind)]
-        if texts and any("null" not in text for text in others):
+    import pyarrow as pa
+
+    kinds: dict[str, list[tuple[Path, _Column]]] = {}
+    for path, table in zip(paths, tables, strict=True):
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if not pa.types.is_null(column.type):  # a column of gaps fits any other
+                kinds.setdefault(name, []).append((path, column.type))
+    for name, of_name in kinds.items():
+        texts = [str(path) for path, kind in of_name if is_text(kind)]
+        others = [f"{path} ({kind})" for path, kind in of_name if not is_text(kind)]
+        if texts and others:
             return f"{name!r}: texts in {', '.join(texts)}, but not in {', '.join(others)}"
     return ""
 

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from fedkeel.base.user_code import one_line
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
-from fedkeel.flower.protocol import DESCRIBE, DESCRIBE_DATA, TRAIN
+from fedkeel.flower.protocol import DESCRIPTIONS, TRAIN
 from fedkeel.flower.wire import WireError
 
 T = TypeVar("T")
@@ -105,10 +105,7 @@ class NodeConnection:
         now = time.monotonic()
         waiting: dict[str, _Pending] = {}
         asked: dict[int, str] = {}  # nodes whose last description is still to come
-        if kind in (
-            DESCRIBE,
-            DESCRIBE_DATA,
-        ):  # Flower drops an expired request together with its reply
+        if kind in DESCRIPTIONS:  # Flower drops an expired request together with its reply
             asked = {p.node: number for number, p in self._describing.items() if now < p.expires}
         lifetime = max(seconds, self._settings.deadline_seconds) + GRACE
         for node, content in requests.items():
@@ -132,7 +129,7 @@ class NodeConnection:
                 break
             if is_idle:
                 time.sleep(self._settings.poll_seconds)
-        if kind in (DESCRIBE, DESCRIBE_DATA):
+        if kind in DESCRIPTIONS:
             self._describing = waiting
         else:
             self._expired.update(waiting)

@@ -64,8 +64,7 @@ class ClientData:
 
 
 ROOM = 300
-"""Characters for what is wrong with all nodes together, which have to fit into a fact of an error.
-"""
+"""Characters for what is wrong with all nodes together, so that it fits into an error."""
 
 
 @dataclass(frozen=True)

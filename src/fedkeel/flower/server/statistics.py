@@ -142,11 +142,9 @@ def collect(grid: Grid, experiment: Experiment, kinds: Sequence[StatisticsKind])
     membership.wait_for_clients(lambda count: count == clients, needed)
     descriptions = membership.descriptions()
     if experiment.data.normalize == "standardize":  # the sums for that are of a training
-        data_settings = experiment.data.model_copy(update={"normalize": "none"})
-        blank_run = experiment.model_copy(update={"data": data_settings})
-    else:
-        blank_run = experiment
-    prepared = prepare(blank_run, placeholder(blank_run, descriptions))
+        settings_of_data = experiment.data.model_copy(update={"normalize": "none"})
+        experiment = experiment.model_copy(update={"data": settings_of_data})
+    prepared = prepare(experiment, placeholder(experiment, descriptions))
     agreement = Agreement.of(prepared)
     data = {
         client: ClientData(node.clients[0].train_examples, node.data_digest)
@@ -350,10 +348,10 @@ class _Asking:
             TrainingError: they are too few.
         """
         if count < minimum:
-            told = [f"{count} of {len(self._sites)} sites", self._faults()]
+            facts = [f"{count} of {len(self._sites)} sites", self._faults()]
             raise TrainingError(
                 "A secure sum of statistics has too few sites.",
-                got="; ".join(filter(None, told)),
+                got="; ".join(filter(None, facts)),
                 expected=f"at least {minimum}",
                 do="see that the sites' nodes are up and that their policies consent "
                 "([statistics] kinds), and ask again",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fedkeel.errors import counted
+from fedkeel.errors import counted, enumeration
 from fedkeel.records.doctor import Finding, Level
-from fedkeel.report.formatting import enumeration
 from fedkeel.study.doctor.measurements import (
     INPUTS_DIFFER,
     LABELS_DIFFER,

@@ -39,7 +39,7 @@ def is_far(x: Tensor, scale: Scale, schema: TableSchema) -> Tensor:
     return far
 
 
-def told(x: Tensor, far: Tensor, schema: TableSchema, name: str) -> Iterator[str]:
+def far_warnings(x: Tensor, far: Tensor, schema: TableSchema, name: str) -> Iterator[str]:
     """Yield a warning for each column with values far outside those of the training.
 
     Args:

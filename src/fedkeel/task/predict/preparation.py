@@ -27,7 +27,7 @@ from fedkeel.data.user_arrays import as_tokens
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.records import run_record
 from fedkeel.records.run_record import DataRecord
-from fedkeel.task.predict.far_values import is_far, told
+from fedkeel.task.predict.far_values import far_warnings, is_far
 
 NODES = "nodes"
 """The value of ``data.source`` where only the nodes of a federation have the data."""
@@ -173,7 +173,7 @@ class InputPreparation:
             x = self._by_client(raw, self._clients(inputs, name, client), name, far)
         warnings = inputs.warnings
         if self.schema is not None:
-            warnings = (*warnings, *told(raw, far, self.schema, name))
+            warnings = (*warnings, *far_warnings(raw, far, self.schema, name))
         return self._cast(NewInputs(x, inputs.others, warnings))
 
     def _read(self, value: Examples, name: str) -> NewInputs:
