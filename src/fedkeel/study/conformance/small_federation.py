@@ -83,6 +83,15 @@ class Linear(nn.Module):
         return out
 
 
+class RandomLinear(Linear):
+    """The same problem from random weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for p in self.parameters():
+            nn.init.normal_(p, std=0.5)
+
+
 def _data(clients: int = CLIENTS) -> tuple[Federation, tuple[np.ndarray, np.ndarray]]:
     """Three noisy classes, unequal clients of one to three classes each."""
     random = generator(0, "conformance")
