@@ -8,6 +8,6 @@ from toys import deadline
 
 
 @pytest.fixture(autouse=True)
-def _watchdog() -> Iterator[None]:
-    with deadline(120):
+def _watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
+    with deadline(600 if request.node.get_closest_marker("slow") else 120):
         yield
