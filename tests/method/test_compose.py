@@ -339,5 +339,5 @@ def test_a_trait_breaks_what_it_takes_away(trait: str, broken: Capability) -> No
     class Other(TopK):
         traits: ClassVar[Traits] = Traits(**{trait: True})
 
-    assert broken_by(Other()) == {broken}
-    assert broken_by(TopK()) == frozenset()
+    assert broken_by(Other()) == {broken, Capability.ROOT_EXAMPLES}
+    assert broken_by(TopK()) == {Capability.ROOT_EXAMPLES}  # clients keep what they have not sent

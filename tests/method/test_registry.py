@@ -65,9 +65,15 @@ SLOTS = (
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "fedgamma", "mofedsam", "scaffnew")
 BESIDE_FEDPROTO = (
     *("fedavg", "fedsgd", "fedlc", "fedntd", "feddecorr", "fedrcl", "fedmlb", "feduv", "knnper"),
-    "finetune",
-    *("fedper", "fedrep", "lgfedavg", "fedbn", "fedbabu", "fedsalora", "rolora"),
+    *("finetune", "rolora"),
 )
+KEEP = (
+    *("scaffold", "gradma", "feddyn", "topk", "moon", "fedcurv", "fedlesam", "fedspeed"),
+    *("fedsmoo", "fedtrip", "fedgamma", "fedper", "fedrep", "lgfedavg", "fedbn", "fedbabu"),
+    *("fedrod", "ditto", "apfl", "pfedme", "fedala", "fedinit", "fedsalora", "scaffnew"),
+    *("fedmuon", "fedmoswa"),
+)
+"""Methods whose clients keep something from round to round."""
 SINGLE = ("fedgc", "gradma", "fedgh", "normbound", "nnm", "bucketing")
 NO_PATH = ("pfedme", "perfedavg", "fedala", "fedinit")
 ROBUST = ("krum", "multikrum", "bulyan", "cclip", "fltrust", "nnm", "bucketing")
@@ -176,7 +182,7 @@ ILLEGAL = {
     ("fedgc", "fedau"): WEIGHTS,
     ("fedgc", "fedmoswa"): WEIGHTS,
     **{("fedgc", own): WEIGHTS for own in OPTIMISER},
-    # FedProto and FedMD share no parameters, and these act on those that are shared
+    # FedProto and FedMD share no parameters, and these act on those that are shared, or keep some
     **{
         pair: BROKEN
         for pair in combinations(REGISTRY, 2)
@@ -195,6 +201,12 @@ ILLEGAL = {
     **{(each, several): BROKEN for each in OF_ALL for several in ("ifca", "fedamp")},
     **{(start, "fedamp"): SLOT for start in START},
     ("minibatch_sgd", "fedamp"): BROKEN,
+    # FLTrust trains at the server as a client that keeps nothing
+    **{
+        pair: BROKEN
+        for pair in combinations(REGISTRY, 2)
+        if "fltrust" in pair and not set(pair).isdisjoint(KEEP)
+    },
     # steps on public inputs are in no phase
     **{(each, "fedmd"): BROKEN for each in ("fedrep", "fedbabu")},
     ("fedmd", "rolora"): BROKEN,

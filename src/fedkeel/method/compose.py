@@ -464,7 +464,7 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
 def needs_of(part: Part) -> frozenset[Capability]:
     """Return what a part needs, with what its roles need."""
     needs = {
-        Capability.SHARED_PARAMETERS: acts_on_shared(part),
+        Capability.SHARED_PARAMETERS: acts_on_shared(part) or isinstance(part, Personal),
         Capability.FRESH_UPDATES: compares_updates(part),
         Capability.ONE_MODEL: isinstance(part, (*_AFTER_UPDATES, ServerPolicy)),
         Capability.OWN_STEPS_ALONE: isinstance(part, Phases),
@@ -525,6 +525,7 @@ def broken_by(part: Part) -> frozenset[Capability]:
         Capability.PER_CLIENT_UPDATES: traits.hides_updates,
         Capability.SEPARATE_UPDATES: traits.merges_updates,
         Capability.SHARED_PARAMETERS: traits.shares_nothing,
+        Capability.ROOT_EXAMPLES: isinstance(part, (ClientState, Personal, LocalModel)),
         Capability.ONE_MODEL: isinstance(part, ReceivedModel),
         Capability.OWN_STEPS_ALONE: isinstance(part, PublicTraining),
     }
@@ -538,6 +539,8 @@ WHY = {
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
     Capability.SURVEYS: "asks for a gradient before anything is prepared",
     Capability.SHARED_PARAMETERS: "acts on those",
+    Capability.ROOT_EXAMPLES: "trains at the server as a client that keeps nothing from round to "
+    "round",
     Capability.FRESH_UPDATES: "takes all updates of a step as moves from one model, or sends back "
     "what it made of the last step",
     Capability.OWN_STEPS_ALONE: "says of these which parameters they train, and of no others",

@@ -203,8 +203,15 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     for settings in ({}, {"examples": 3, "file": "a.npz"}):
         with pytest.raises(ConfigError, match="'examples' or 'file'"):
             fk.Root(**settings)
+    for kept in ("scaffold", "fedper", "ditto"):
+        with pytest.raises(CompositionError, match="a client that keeps nothing from round to"):
+            prepared(f"fltrust+{kept}", root=ROOT)
     with pytest.raises(CompositionError, match="cannot train at the server"):
-        prepared("fltrust+scaffold", root=ROOT)
+        prepared(
+            "fltrust",
+            root=ROOT,
+            local=fk.Local(lr=0.1, steps=2, batch_size=4, momentum=0.9, keep_state=True),
+        )
     absent = prepared("fltrust", root=fk.Root(file=str(tmp_path / "nowhere.npz")))
     with pytest.raises(DataError, match=r"nowhere\.npz"):
         start(absent)
