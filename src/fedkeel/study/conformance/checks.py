@@ -436,14 +436,15 @@ def _check_learning(federation: SmallFederation) -> str:
     It is log 3 at scores of 0. Where clients fine-tune, it is less at the initial model already.
     From zero, features that the model computes are 0 at first. A term of their directions is not
     defined there, and drives them apart in the first step: its loss must fall from random weights,
-    in small steps.
+    in smaller steps.
     """
-    for model, rounds, lr in ((Linear, 12, 0.02), (RandomLinear, 40, 0.004)):
-        result: Result = start(federation.prepare(model, rounds=rounds, lr=lr))
+    for model, lr in ((Linear, 0.02), (RandomLinear, 0.01)):
+        result: Result = start(federation.prepare(model, rounds=12, lr=lr))
         scores = [row.test for row in result.rows if row.test is not None]
-        if scores[-1]["loss"] < min(scores[0]["loss"], math.log(3) - 0.05):
+        first, last = scores[0]["loss"], scores[-1]["loss"]
+        if last < (min(first, math.log(3) - 0.05) if model is Linear else first - 0.05):
             return ""
-    return f"test loss went from {scores[0]['loss']:.3f} to {scores[-1]['loss']:.3f}"
+    return f"test loss went from {first:.3f} to {last:.3f}"
 
 
 def _check_tasks(federation: SmallFederation) -> str:
