@@ -14,11 +14,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 from rich.console import Console
 
+from commands import call
 from each import each
-from fedkeel.config import Experiment
+from fedkeel.config import Experiment, to_toml
 from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.features.budget.ledger import Ledger, epsilon_of
 from fedkeel.features.budget.policy import PolicyError, read_policy
+from fedkeel.flower.local.processes import json_answer
+from fedkeel.flower.local.statistics import of_federation
 from fedkeel.flower.node import count_noise
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.node.count_noise import CountNoise, deviation
@@ -651,3 +654,44 @@ def test_too_few_sites_make_no_secure_sum(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="too few sites") as caught:
         collect(grid, made, ("labels",))
     assert "has not consented" in str(caught.value)
+
+
+# --- Flower's commands ----------------------------------------------------------------------------
+
+
+@each("command", ["flower stats", "doctor"])
+def test_a_misspelt_federation_is_named_with_those_that_flower_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Also where Flower's commands are only beside this Python."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (tmp_path / "config.toml").write_text(
+        '[superlink]\ndefault = "clinics"\n\n[superlink.clinics]\naddress = "127.0.0.1:9"\n'
+    )
+    file, out = tmp_path / "sites.toml", tmp_path / "out"
+    file.write_text(to_toml(experiment()))
+    done = call(*command.split(), file, "--federation", "clincis", "--out", out)
+    assert done.code == 2
+    assert "Flower's configuration has no such federation" in done.err
+    assert "got 'clincis'" in done.err
+    assert "did you mean 'clinics'? known: clinics" in done.err
+    assert "Traceback" not in done.err
+    assert not out.exists()
+
+
+def test_a_refusal_of_flower_is_said_in_its_words() -> None:
+    with pytest.raises(RunError, match="no such run") as caught:
+        json_answer('{"success": false, "error-message": "\\nThere is no such run."}')
+    assert caught.value.got == "There is no such run."
+    assert json_answer('A word before.\n{"success": true, "run-id": "7"}')["run-id"] == "7"
+    with pytest.raises(RunError, match="cannot be read"):
+        json_answer("nothing")
+
+
+def test_a_command_of_flower_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(RunError, match="'flwr' is not there") as caught:
+        of_federation(experiment(), Path("out"), "here", "labels")
+    assert "fedkeel[flower]" in str(caught.value)

@@ -257,20 +257,19 @@ def node(
     _check_installed()
     import os
     import secrets
-    import sys
 
     from fedkeel.flower.local import watcher
+    from fedkeel.flower.local.processes import search_path
     from fedkeel.flower.node import resident
 
     words = _with_site(context.args, policy, peers, _hardware(device, engine, policy))
-    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    path = search_path(*[resident.FOLDER] * resident.is_supported())
     if resident.is_supported():
         resident.install(resident.FOLDER)
-        folders = [str(resident.FOLDER), *folders]
         if watcher.NAME not in os.environ:  # else the whole federation is watched
             os.environ[watcher.NAME] = mark = f"node-{os.getpid()}-{secrets.token_hex(4)}"
             watcher.Watcher(mark).outlive_exec()
-    os.environ["PATH"] = os.pathsep.join(folders)
+    os.environ["PATH"] = path
     os.execvp("flower-supernode", ["flower-supernode", *words])
 
 

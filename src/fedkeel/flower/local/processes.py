@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fedkeel.engine.process.interrupts import exit_when_killed, hold_signals
 from fedkeel.errors import RunError
@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+
+AS_JSON = ("--format", "json")
 
 NODE_ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 """Seconds between a node's looks for new messages; Flower's own value is 1."""
@@ -62,10 +64,7 @@ class FlowerProcesses:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of every process."""
-        folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        if resident.is_supported():
-            folders = [str(self._resident), *folders]
-        path = os.pathsep.join(folders)
+        path = search_path(*[self._resident] * resident.is_supported())
         return {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(self.folder / "home"), "PATH": path}
 
     @property
@@ -270,17 +269,41 @@ class FlowerProcesses:
             RunError: Flower does not accept it.
         """
         settings = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
-        output = self.flwr("run", str(app), NAME, "--format", "json", "-c", settings)
-        try:
-            return int(json.loads(output[output.index("{") :])["run-id"])
-        except (ValueError, KeyError) as error:
-            last = output.strip()[-300:]
-            raise RunError("Flower did not accept the run.", got=last) from error
+        return int(
+            json_answer(self.flwr("run", str(app), NAME, *AS_JSON, "-c", settings))["run-id"]
+        )
 
     def status(self, run: int) -> str:
         """Return Flower's status of a run, such as ``running`` or ``finished:completed``."""
-        output = self.flwr("list", NAME, "--run-id", str(run), "--format", "json")
-        return str(json.loads(output[output.index("{") :])["runs"][0]["status"])
+        runs = json_answer(self.flwr("list", NAME, "--run-id", str(run), *AS_JSON))["runs"]
+        return str(runs[0]["status"])
+
+
+def search_path(*first: Path) -> str:
+    """Return where commands are looked for: Flower's are beside this Python.
+
+    Args:
+        first: folders to look in before that.
+    """
+    folders = [*map(str, first), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    return os.pathsep.join(folders)
+
+
+def json_answer(output: str) -> dict[str, Any]:
+    """Return the JSON that one of Flower's commands has printed.
+
+    Raises:
+        RunError: there is none, or it says that the command has failed, which Flower says there
+            and not by the exit status.
+    """
+    try:
+        values: dict[str, Any] = json.loads(output[output.index("{") :])
+    except ValueError:
+        raise RunError("Flower's answer cannot be read.", got=output.strip()[-300:]) from None
+    if not values.get("success", True):
+        reason = " ".join(str(values.get("error-message")).split())
+        raise RunError("Flower has refused this.", got=reason[-300:])
+    return values
 
 
 def free_port() -> int:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedkeel.base.named_files import writing
 from fedkeel.config import Experiment
-from fedkeel.errors import ConfigError, RunError
+from fedkeel.errors import ConfigError, RunError, did_you_mean
 from fedkeel.features.budget.policy import read_policy
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.export import export
 from fedkeel.flower.local.federation import data_configs
-from fedkeel.flower.local.processes import ENVIRONMENT, FlowerProcesses, quoted
+from fedkeel.flower.local.processes import (
+    AS_JSON,
+    ENVIRONMENT,
+    FlowerProcesses,
+    json_answer,
+    quoted,
+    search_path,
+)
 from fedkeel.flower.server.serve import OUTCOME, RunEnd
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.node_statistics import FILE, NodeStatistics
@@ -101,18 +106,26 @@ def of_federation(experiment: Experiment, out: Path, name: str, kinds: str) -> N
         kinds: what is asked for.
 
     Raises:
+        ConfigError: the configuration has no such name.
         FedkeelError: the nodes have not answered.
     """
+    known = json_answer(_flwr(["config", "list", *AS_JSON]))["superlink"]
+    if name not in known:
+        raise ConfigError(
+            "Flower's configuration has no such federation.",
+            got=repr(name),
+            do=did_you_mean(name, known),
+        )
     folder = _prepared(out)
     with RunFolder(folder).alone():
         export(experiment, folder / "app")
         settings = " ".join(f"{key}={quoted(text)}" for key, text in _config(out, kinds).items())
-        words = ["run", str(folder / "app"), name, "--format", "json", "-c", settings]
-        run = str(_json(_flwr(words))["run-id"])
+        words = ["run", str(folder / "app"), name, *AS_JSON, "-c", settings]
+        run = str(json_answer(_flwr(words))["run-id"])
 
         def status() -> str:
-            answer = _json(_flwr(["list", name, "--run-id", run, "--format", "json"]))
-            return str(answer["runs"][0]["status"])
+            runs = json_answer(_flwr(["list", name, "--run-id", run, *AS_JSON]))["runs"]
+            return str(runs[0]["status"])
 
         return _result(out, status)
 
@@ -171,28 +184,22 @@ def _flwr(words: Sequence[str]) -> str:
     try:
         done = subprocess.run(
             ["flwr", *words],
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, "PATH": search_path()},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=PATIENCE,
             check=False,
         )
+    except FileNotFoundError:
+        raise RunError(
+            "Flower's command 'flwr' is not there.",
+            why="it is neither beside this Python nor in PATH",
+            do="pip install 'fedkeel[flower]'",
+        ) from None
     except (subprocess.TimeoutExpired, OSError) as error:
         raise RunError(problem, got=type(error).__name__) from None
     if done.returncode != 0:
         output = (done.stderr or done.stdout).strip().splitlines()
         raise RunError(problem, got=" ".join(output)[-300:])
     return done.stdout
-
-
-def _json(output: str) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the JSON document that an output has.
-
-    Raises:
-        RunError: it has none.
-    """
-    try:
-        return json.loads(output[output.index("{") :])
-    except ValueError:
-        raise RunError("Flower's answer cannot be read.", got=output.strip()[-300:]) from None
