@@ -20,6 +20,7 @@ from fedkeel.method.legality import (
     WEIGHTS,
     PairVerdict,
     all_pairs,
+    task_kinds,
     verdict,
 )
 from fedkeel.method.part import Part
@@ -148,3 +149,9 @@ def test_expressions_have_verdicts_too() -> None:
         "the papers weight clients differently. "
         "Set weights = 'uniform', 'processed' or 'examples' in the experiment."
     )
+
+
+def test_tasks_do_not_depend_on_a_choice_of_weights() -> None:
+    assert verdict("scaffold", "fedgc").code == WEIGHTS
+    assert task_kinds("scaffold+fedgc") == task_kinds("fedgc")
+    assert task_kinds("fedgc+fedlc") == ["classification"]

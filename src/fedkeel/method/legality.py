@@ -45,7 +45,8 @@ def task_kinds(expression: str) -> list[TaskKind]:
     >>> task_kinds("fedlc"), task_kinds("fedreg")[:2]
     (['classification'], ['classification', 'several labels'])
     """
-    needs = frozenset().union(*(part.needs for part in parse(expression).parts))
+    parts = parse(expression, weights="uniform").parts  # tasks are the same with any weights
+    needs = frozenset().union(*(part.needs for part in parts))
     return [kind for kind, provided in TASK_KINDS.items() if needs <= provided]
 
 

@@ -462,7 +462,10 @@ def _check_tasks(federation: SmallFederation) -> str:
         result = start(prepared)
         if not all(bool(t.isfinite().all()) for t in result.params.values()):
             return f"{kind}: the model is not finite"
-        if all(torch.equal(t, prepared.server.params[k]) for k, t in result.params.items()):
+        # of several models at the server, the first may be nobody's choice
+        chosen = result.models.values() if prepared.plan.receiver is not None else ()
+        before = prepared.server.params
+        if all(torch.equal(m[k], t) for m in (result.params, *chosen) for k, t in before.items()):
             return f"{kind}: the model has not changed"
         grouped = start(
             federation.prepare_task(small, kind="vectorized", parallel_clients=PER_ROUND, workers=1)
