@@ -150,6 +150,13 @@ ILLEGAL = {
     ("feduv", "perfedavg"): BROKEN,
     # one needs single updates, of which the other keeps no more than a noisy sum
     **{(other, noisy): BROKEN for other in SINGLE for noisy in NOISY},
+    # one weights what single clients send, and beside a noisy sum nobody has a weight
+    **{
+        pair: BROKEN
+        for pair in combinations(REGISTRY, 2)
+        for own in ("fednova", "fedcm", "mofedsam", "mimelite")
+        if own in pair and not set(pair).isdisjoint(NOISY)
+    },
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,

@@ -464,6 +464,8 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
 def needs_of(part: Part) -> frozenset[Capability]:
     """Return what a part needs, with what its roles need."""
     needs = {
+        Capability.PER_CLIENT_UPDATES: isinstance(part, Upload)
+        and not traits_of(part).needs_only_sum,
         Capability.SHARED_PARAMETERS: acts_on_shared(part) or isinstance(part, Personal),
         Capability.FRESH_UPDATES: compares_updates(part),
         Capability.ONE_MODEL: isinstance(part, (*_AFTER_UPDATES, ServerPolicy)),
@@ -535,6 +537,7 @@ def broken_by(part: Part) -> frozenset[Capability]:
 WHY = {
     Capability.LINEAR_ACCUMULATION: "divides by the length of that path",
     Capability.WHOLE_UPDATES: "uses how far clients have moved",
+    Capability.PER_CLIENT_UPDATES: "uses what single clients send",
     Capability.SEPARATE_UPDATES: "joins each update with what else it knows of that client",
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
     Capability.SURVEYS: "asks for a gradient before anything is prepared",

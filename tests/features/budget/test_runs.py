@@ -203,7 +203,8 @@ def test_engines_agree_and_an_empty_round_has_noise() -> None:
     ("method", "reason"),
     [
         ("scaffold", "further message"),
-        ("fednova", "further message"),
+        ("fedexp", "further message"),
+        ("fednova", "PER_CLIENT_UPDATES"),
         ("mime", "second message before training"),
         ("quantise", "longer than the bound"),
         ("fedgh", "PER_CLIENT_UPDATES"),
