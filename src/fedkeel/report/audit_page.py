@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedkeel.records.audit import AttackResult, AuditRecord
+from fedkeel.records.audit import LABEL_GUESSES, AttackResult, AuditRecord
 from fedkeel.report.audit_text import headline, overview
 from fedkeel.report.html import render_page, write_page
 
@@ -16,8 +16,7 @@ NUMBERS = {
     "recovered": "share recovered",
     "recovered_of_others": "share that other examples would recover",
     "labels_right": "labels right",
-    "labels_right_of_even": "labels right by equal shares",
-    "total_variation": "distance of class shares",
+    **{f"labels_right_of_{name}": f"by guessing {words}" for name, words in LABEL_GUESSES.items()},
     "auc": "AUC",
     "tpr_at_10%": "told at 10 % false alarms",
     "tpr_at_1%": "told at 1 % false alarms",

@@ -6,7 +6,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.records.audit import RECOVERED, AttackResult, AuditRecord
+from fedkeel.records.audit import (
+    LABEL_GUESSES,
+    RECOVERED,
+    AttackResult,
+    AuditRecord,
+    auc_interval,
+    largest_auc,
+)
 
 VIEWS = {
     "client": "the update of a single client, as a curious server without secure aggregation",
@@ -16,8 +23,6 @@ VIEWS = {
 
 INVERSIONS = ("linear", "dlg", "cosine")
 MEMBERSHIP = ("loss", "updates", "lira")
-TOLD_APART = 0.6
-"""AUC from which the headline says that membership can be told."""
 
 
 def overview(record: AuditRecord) -> str:
@@ -43,15 +48,50 @@ def privacy(record: AuditRecord) -> str:
 
 def headline(record: AuditRecord) -> str:
     """Return in one or two sentences what the attacker learned, and what a guesser would have."""
-    parts = [text for text in (_inputs(record), _labels(record)) if text]
+    parts = [text for text in (_inputs(record), _labels(record), _members(record)) if text]
+    text = "; ".join(parts) if parts else "No attack applies"
+    return f"{text}. {_bound(record)}That an attack fails does not show that the data are safe."
+
+
+def _members(record: AuditRecord) -> str:
+    """Return whether members were told from others, with the interval of the best attack.
+
+    The best of several may be so by chance, so its interval is wider, by Bonferroni's rule.
+    """
     scores = {a: record.mean(a, "auc") for a in MEMBERSHIP if record.of(a)}
     aucs = {a: value for a, value in scores.items() if value is not None}
-    if aucs:
-        best = max(aucs, key=lambda a: aucs[a])
-        how = "could be told" if aucs[best] >= TOLD_APART else "could hardly be told"
-        parts.append(f"who was trained on {how} (AUC {aucs[best]:.2f} by `{best}`)")
-    text = "; ".join(parts) if parts else "No attack applies"
-    return f"{text}. That an attack fails does not show that the data are safe."
+    if not aucs:
+        return ""
+    best = max(aucs, key=lambda a: aucs[a])
+    numbers = [result.numbers for result in record.of(best)]
+    sizes = [(n["members"] or 1.0, n["others"] or 1.0) for n in numbers]
+    low, high = auc_interval(aucs[best], sizes, 1.0 - 0.05 / len(aucs))
+    could = "could" if low > 0.5 else "could not"
+    of = "" if len(aucs) == 1 else f", the best of {len(aucs)}"
+    found = (
+        f"better than by guessing (AUC {aucs[best]:.2f} by `{best}`{of}, interval {low:.2f} to "
+        f"{high:.2f}; guessing has 0.5)"
+    )
+    if record.mean(best, "others_alike") == 1.0:
+        return f"who was trained on {could} be told {found}"
+    return (
+        f"training examples {could} be told from test examples {found}. But the test examples are "
+        "of other clients, too: this also tells clients apart, and is no measure of who was "
+        "trained on. To compare with examples of the same client, set partition.holdout, in Python "
+        "holdout=0.25 of fedkeel.from_clients"
+    )
+
+
+def _bound(record: AuditRecord) -> str:
+    """Return what a privacy budget of an example says of membership."""
+    has_members = any(record.of(attack) for attack in MEMBERSHIP)
+    if record.unit != "example" or not has_members or record.epsilon is None:
+        return ""
+    most = largest_auc(record.epsilon, record.delta or 0.0)
+    return (
+        f"Epsilon {record.epsilon:.3g} of an example allows an AUC of {most:.2f} at most, on "
+        "average, in telling who was trained on. "
+    )
 
 
 def _inputs(record: AuditRecord) -> str:
@@ -64,18 +104,23 @@ def _inputs(record: AuditRecord) -> str:
     best = max(known, key=lambda a: known[a] - (guesses[a] or 0.0))
     if not known[best]:
         return _best_below(record)
-    beside = _beside(known[best], guesses[best], "guessing with other examples recovers", "")
+    who = f"guessing with {_others(record, best)} recovers"
+    beside = _beside(known[best], guesses[best], who, "")
     return f"`{best}` recovered {100 * known[best]:.0f} % of the inputs{beside}"
 
 
 def _labels(record: AuditRecord) -> str:
-    """Return how many labels were read off, beside equal shares of the classes."""
-    right, even = (record.mean("labels", name) for name in ("labels_right", "labels_right_of_even"))
+    """Return how many labels were read off, beside the best guess of who saw no message."""
+    right = record.mean("labels", "labels_right")
     if right is None:
         return ""
-    if even is None and (distance := record.mean("labels", "total_variation_of_even")) is not None:
-        even = 1.0 - distance  # as an earlier version wrote it
-    beside = _beside(right, even, "guessing equal shares of the classes has", " right")
+    shares = {name: record.mean("labels", f"labels_right_of_{name}") for name in LABEL_GUESSES}
+    distance = record.mean("labels", "total_variation_of_even")
+    if shares["even"] is None and distance is not None:
+        shares["even"] = 1.0 - distance  # as an earlier version wrote it
+    known = {name: share for name, share in shares.items() if share is not None}
+    best = max(known, key=lambda name: known[name], default="even")
+    beside = _beside(right, known.get(best), f"guessing {LABEL_GUESSES[best]} has", " right")
     return f"{100 * right:.0f} % of the labels were read off{beside}"
 
 
@@ -86,6 +131,12 @@ def _beside(value: float, guess: float | None, who: str, what: str) -> str:
     shown, guessed = (f"{100 * share:.0f}" for share in (value, guess))
     worse = ": no better than guessing" if int(shown) <= int(guessed) else ""
     return f", where {who} {guessed} %{what}{worse}"
+
+
+def _others(record: AuditRecord, attack: str) -> str:
+    """Return whose examples those of the client are compared with."""
+    alike = record.mean(attack, "others_alike") in (None, 1.0)
+    return "other examples" if alike else "test examples of any client"
 
 
 def _best_below(record: AuditRecord) -> str:
@@ -99,8 +150,8 @@ def _best_below(record: AuditRecord) -> str:
         return "No input was recovered"
     best, result = max(known, key=lambda pair: pair[0])
     look = " (look at it: some can be recognised below that)" if result.pictures else ""
-    others = result.numbers.get("psnr_best_of_others")
-    beside = "" if others is None else f", where the nearest of other examples has {others:.1f}"
+    others, who = result.numbers.get("psnr_best_of_others"), _others(record, result.attack)
+    beside = "" if others is None else f", where the nearest of {who} has {others:.1f}"
     if others is not None and best <= others:
         beside += ": no better than guessing"
     if best >= RECOVERED:  # of a table, in which other examples are as near
@@ -126,6 +177,7 @@ def terminal_page(record: AuditRecord) -> RenderableType:
         Text(overview(record), style="dim"),
         Text(""),
         table,
+        Text(""),
         Text(headline(record)),
     )
 

@@ -7,16 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel import config
 from fedkeel.config import build
 from fedkeel.errors import ConfigError, RunError
 from fedkeel.records.audit import AttackResult, AuditRecord, Picture, read_audit
 from fedkeel.report.audit_page import render_audit_page
 from fedkeel.report.audit_text import headline
+from fedkeel.runner.ingredients import gather
 from fedkeel.study.audit import examine as module
 from study.audit.conftest import Arrays
 
@@ -50,7 +53,7 @@ def test_all_attacks_answer_and_are_not_made_again(
     record = ask(digits, attack=attack, out=tmp_path)
     assert [r.attack for r in record.results] == attack["attacks"].split(",")
     assert record.skipped == ()
-    assert record.results[0].target == "client 0: 2 examples, 1 local step"  # the smaller one
+    assert record.results[0].target == "client <a>: 2 examples, 1 local step"  # the smaller one
     assert record.mean("linear", "psnr") > 40.0
     monkeypatch.setattr(module, "ATTACKS", {})
     monkeypatch.setattr(module, "lira", None)
@@ -119,7 +122,7 @@ def test_membership_needs_others_that_it_can_compare_with(digits: Arrays) -> Non
     )
     assert record.results == ()
     reasons = {s.attack: s.reason for s in record.skipped}
-    assert "no test example has a label" in reasons["loss"]
+    assert "none of the test examples of any client has a label" in reasons["loss"]
     assert reasons["updates"] == reasons["loss"]
     assert "no client has two examples" in reasons["lira"]
 
@@ -138,6 +141,39 @@ def test_baselines_and_rounds_beyond_the_run_are_refused(digits: Arrays) -> None
         ask(digits, method="dpclient(sigma=4.0)", privacy=privacy, attack={"round": 4})
     with pytest.raises(ConfigError, match="attacks"):
         build(fk.Audit, {"attacks": "dgl"}, "audit")
+
+
+def test_tables_of_clients_are_compared_with_test_rows_of_the_same_one(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, count in (("North", 300), ("South", 150)):
+        rows = [
+            f"{a:.3f},{b:.3f},{'yes' if a > -1 else 'no'}"
+            for a, b in random.normal(size=(count, 2))
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,ill", *rows]))
+    values = {
+        "method": "fedavg",
+        "rounds": 1,
+        "data": {
+            "source": [str(tmp_path / "North.csv"), str(tmp_path / "South.csv")],
+            "label": "ill",
+            "test_fraction": 0.2,
+        },
+        "partition": {"kind": "source"},
+        "model": {"name": "mlp", "args": {"hidden": [8]}},
+        "local": {"lr": 0.1, "epochs": 1},
+    }
+    attack = build(fk.Audit, {"attacks": "linear,labels,updates"}, "audit")
+    experiment = build(config.Experiment, values, "experiment")
+    record = module.examine(experiment, gather(experiment), attack)
+    linear, labels, updates = record.results
+    assert updates.target.startswith("client South: 120 examples")
+    assert updates.numbers["others_alike"] == linear.numbers["others_alike"] == 1.0
+    assert updates.numbers["others"] <= 30
+    assert "dB, where held-out examples of the same client have" in linear.says
+    yes = labels.numbers["labels_right_of_majority"]
+    assert yes > 0.75 > labels.numbers["labels_right_of_even"]
+    assert f"{120 * yes:.0f} by the test set's most frequent class for all" in labels.says
 
 
 def test_the_command_writes_page_and_numbers(tmp_path: Path) -> None:

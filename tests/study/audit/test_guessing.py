@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from fedkeel.records.audit import AttackResult, AuditRecord
 from fedkeel.report.audit_page import render_audit_page
 from fedkeel.report.audit_text import headline, overview
+from fedkeel.study.audit.linear import guessed_shares
 from fedkeel.study.audit.quality import Units, compare
 
 
@@ -63,6 +65,67 @@ def test_the_headline_has_guessing_beside_each_number() -> None:
     assert "no better" not in text
     assert "recovers 2 %; 90 % of the labels" in text
     assert "has 50 % right" in text, "audits of earlier versions have only the distance"
+
+
+def test_labels_are_beside_the_best_guess_of_who_saw_nothing() -> None:
+    shares = {"labels_right_of_even": 0.55, "labels_right_of_shares": 0.6}
+    text = headline(record(found("labels", labels_right=0.86, **shares)))
+    assert "guessing the classes' shares in the test set has 60 % right." in text
+    assert "no better" not in text
+    labels = found("labels", labels_right=0.86, **shares, labels_right_of_majority=0.945)
+    text = headline(record(labels))
+    assert "the test set's most frequent class for all has 94 % right: no better than" in text
+    assert "<dt>by guessing equal shares of the classes</dt>" in render_audit_page(record(labels))
+
+
+def test_one_label_for_all_is_a_guess_where_most_examples_have_it() -> None:
+    guesses = guessed_shares(np.array([9, 11]))
+    assert {name: shares.tolist() for name, shares in guesses.items()} == {
+        "even": [0.5, 0.5],
+        "shares": [0.45, 0.55],
+        "majority": [0.0, 1.0],
+    }
+    assert "majority" not in guessed_shares(np.array([10, 9, 11]))
+    assert set(guessed_shares(np.zeros(3, dtype=np.int64))) == {"even"}
+
+
+def membership(attack: str, auc: float, count: int, **more: float) -> AttackResult:
+    return found(attack, auc=auc, members=count, others=count, **more)
+
+
+def test_members_are_told_only_beyond_what_guessing_may_have() -> None:
+    one = membership("updates", 0.65, 73, others_alike=1.0)
+    text = headline(record(one))
+    assert "who was trained on could be told better than by guessing (AUC 0.65 by" in text
+    assert "`updates`, interval 0.56 to 0.73; guessing has 0.5)" in text
+    text = headline(record(membership("updates", 0.65, 24, others_alike=1.0)))
+    assert "who was trained on could not be told better than by guessing" in text
+    text = headline(record(membership("loss", 0.6, 73, others_alike=1.0)))
+    assert "could not" not in text
+    two = [membership(attack, 0.6, 73, others_alike=1.0) for attack in ("loss", "updates")]
+    text = headline(record(*two))
+    assert "could not be told" in text, "the best of two is the better by chance, too"
+    assert "the best of 2, interval" in text
+
+
+def test_members_beside_other_clients_are_not_said_to_be_told() -> None:
+    old = membership("updates", 0.65, 73)  # an earlier version took the test set
+    for result in (old, membership("updates", 0.65, 73, others_alike=0.0)):
+        text = headline(record(result))
+        assert "who was trained on could" not in text
+        assert "training examples could be told from test examples better than by" in text
+        assert "of other clients, too: this also tells clients apart" in text
+        assert "partition.holdout" in text
+    inputs = found("linear", recovered=0.5, recovered_of_others=0.1, others_alike=0.0)
+    assert "guessing with test examples of any client recovers 10 %" in headline(record(inputs))
+
+
+def test_a_budget_of_an_example_says_what_it_allows() -> None:
+    one = membership("updates", 0.65, 24, others_alike=1.0)
+    bound = "Epsilon 1.88 of an example allows an AUC of 0.87 at most, on average"
+    assert bound in headline(record(one, unit="example"))
+    assert "allows" not in headline(record(one, unit="client")) + headline(record(one))
+    assert "allows" not in headline(record(found("labels", labels_right=0.9), unit="example"))
 
 
 def test_of_what_was_not_recovered_the_nearest_other_example_is_named() -> None:

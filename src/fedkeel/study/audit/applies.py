@@ -30,8 +30,8 @@ def why_not(attack: AttackName, case: Case) -> str:
         return "the examples have several targets by name"
     if attack != "linear" and not case.classes:
         return "targets are not labels under the cross-entropy"
-    if attack in ("loss", "updates") and not np.isin(case.labels.numpy(), setup.test.labels).any():
-        return "no test example has a label of the examples behind the update"
+    if attack in ("loss", "updates") and not np.isin(*case.kinds).any():
+        return f"none of the {case.others.says} has a label of the examples behind the update"
     if attack == "lira" and setup.federation.sizes.max() < 2:
         return "no client has two examples, of which a run could leave one out"
     if attack == "linear" and linear.first_layer(case.seen.gradient, data.x[0].numel()) is None:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.records.audit import RECOVERED, AttackResult
+from fedkeel.errors import enumeration
+from fedkeel.records.audit import LABEL_GUESSES, RECOVERED, AttackResult
 from fedkeel.study.audit import linear
 from fedkeel.study.audit.case import Case
 from fedkeel.study.audit.constrained import Unprojected, find_cgc, hidden_by_cgc, multipliers
@@ -32,7 +33,7 @@ AttackFunction = Callable[[Case, Progress], AttackResult]
 Number = float | None
 
 OTHERS = 200
-"""Most examples of the test set that rows of a table are compared with."""
+"""Most other examples that rows of a table are compared with."""
 
 MODEL = "the model, the loss, the learning rate and the number of local steps"
 
@@ -70,22 +71,22 @@ def labels(case: Case, progress: Progress) -> AttackResult:
     elif layer[1] is None:
         raise TypeError("no bias")
     else:
-        inputs = case.test_inputs(200)
+        inputs = case.inputs_of(case.test, 200)
         counts = linear.label_counts(case.model, layer[1], count, inputs)
-    distance = 0.5 * float(np.abs(counts / count - truth / count).sum())
-    even = 0.5 * float(np.abs(1.0 / case.classes - truth / count).sum())
     right = int(np.minimum(counts, truth).sum())
+    guesses = linear.guessed_shares(np.bincount(case.test.data.labels, minlength=case.classes))
+    by_guess = {
+        name: float(np.minimum(shares, truth / count).sum()) for name, shares in guesses.items()
+    }
     numbers: dict[str, Number] = {
         "labels_right": right / count,
-        "labels_right_of_even": 1.0 - even,
-        "total_variation": distance,
-        "total_variation_of_even": even,
+        **{f"labels_right_of_{name}": share for name, share in by_guess.items()},
+        "total_variation": 1.0 - right / count,
+        "total_variation_of_even": 1.0 - by_guess["even"],
         "examples": float(count),
     }
-    says = (
-        f"{right} of {count} labels right; the shares of the classes are "
-        f"{distance:.2f} from the true ones (total variation), where equal shares are {even:.2f}."
-    )
+    beside = [f"{count * share:.0f} by {LABEL_GUESSES[name]}" for name, share in by_guess.items()]
+    says = f"{right} of {count} labels right, where guessing has {enumeration(beside)}."
     return AttackResult(
         "labels",
         "Labels, and how often each occurs",
@@ -164,25 +165,21 @@ def _membership(
     knows: str,
     score: Callable[[Tensor, Tensor], np.ndarray[tuple[int], np.dtype[np.float64]]],
 ) -> AttackResult:
-    test = case.overheard.prepared.setup.test
-    if not isinstance(test.x, Tensor):
-        raise TypeError("several inputs by name")
-    ours, theirs = matched(
-        case.labels.numpy(), test.labels, case.settings.examples, case.random(attack)
-    )
-    places = torch.from_numpy(theirs)
+    others = case.others
+    ours, theirs = matched(*case.kinds, case.settings.examples, case.random(attack))
     split = separation(
         score(case.originals[torch.from_numpy(ours)], case.labels[torch.from_numpy(ours)]),
-        score(test.x[places], torch.from_numpy(test.labels[theirs])),
+        score(others.inputs(theirs), torch.from_numpy(others.data.labels[others.rows[theirs]])),
     )
     return AttackResult(
         attack,
         title,
         f"{case.target}: {case.sent}",
         f"{knows}; the candidates with their labels",
-        f"{split.members} examples of theirs and {split.others} test examples of the same labels",
+        f"{split.members} examples of theirs and {split.others} {others.says}, "
+        "with the same labels",
         split.sentence(),
-        split.numbers(),
+        {**split.numbers(), "others_alike": float(others.alike)},
     )
 
 
@@ -204,7 +201,7 @@ def _known_labels(case: Case) -> Tensor | None:
         return torch.tensor([linear.single_label(*layer)])
     if layer[1] is None:
         return None
-    counts = linear.label_counts(case.model, layer[1], count, case.test_inputs(200))
+    counts = linear.label_counts(case.model, layer[1], count, case.inputs_of(case.test, 200))
     return torch.from_numpy(np.repeat(np.arange(case.classes), counts))
 
 
@@ -250,9 +247,15 @@ def _reconstructed(
     numbers: Mapping[str, Number],
 ) -> AttackResult:
     count = max(len(inputs), 1)
-    others = case.test_inputs(count + OTHERS)
-    guesses, others = others[:count], others[count:]
-    beside = None if case.originals.ndim == 4 else others  # pictures have a bound of their own
+    others = case.inputs_of(case.others, count + OTHERS)
+    number = min(count, (len(others) + 1) // 2)
+    guesses, others = others[:number], others[number:]
+    is_picture = case.originals.ndim == 4  # pictures have a bound of their own
+    if not is_picture and case.others is not case.test:
+        more = case.inputs_of(case.test, OTHERS - len(others))
+        known = (more[:, None] == guesses[None]).flatten(2).all(dim=2).any(dim=1)
+        others = torch.cat([others, more[~known]])
+    beside = None if is_picture else others
     compared = compare(inputs, case.originals, case.units, beside)
     guessed = compare(guesses, case.originals, case.units, beside)
     share = compared.recovered
@@ -266,6 +269,7 @@ def _reconstructed(
         "recovered_of_others": guessed.recovered,
         "examples": float(case.count),
         "images": float(len(inputs)),
+        "others_alike": float(case.others.alike),
         **numbers,
     }
     if compared.mean_psnr is None or guessed.mean_psnr is None:
@@ -273,14 +277,14 @@ def _reconstructed(
     else:
         bound = f"{RECOVERED:g} dB or more"
         if beside is not None:
-            bound += f", and {NEARER:g} dB more than each of {len(others)} other examples"
+            bound += f", and {NEARER:g} dB more than each of {len(beside)} others"
         reached = (
             f"{100 * share:.0f} % of the examples recovered ({bound})"
             if share
             else f"none counts as recovered ({bound}); the best has {max(compared.psnr):.1f} dB"
         )
         says = (
-            f"PSNR {compared.mean_psnr:.1f} dB, where other examples have "
+            f"PSNR {compared.mean_psnr:.1f} dB, where {case.others.says} have "
             f"{guessed.mean_psnr:.1f}; {reached}."
         )
     pictures = pictures_of(inputs, case.originals, compared, case.units)

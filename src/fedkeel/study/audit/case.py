@@ -12,6 +12,8 @@ from torch import Tensor
 from fedkeel import config
 from fedkeel.base.rng import generator, torch_seed
 from fedkeel.base.values import rows_of
+from fedkeel.data.dataset import Dataset
+from fedkeel.errors import printable
 from fedkeel.method.context import Ints
 from fedkeel.method.parts.fedreg import FedReg
 from fedkeel.study.audit.matching import GradientModel
@@ -25,6 +27,39 @@ TARGETS = {
     "sum": "the mean of {count} clients",
     "release": "the model's change by {count} clients",
 }
+
+DRAWN = ("iid", "dirichlet", "dirichlet_gradma", "dirichlet_prior", "classes")
+"""Partitions by chance: of one label, examples of clients and of the test set are alike."""
+
+
+@dataclass(frozen=True)
+class Others:
+    """Examples that nobody trained on, which members are told from.
+
+    Args:
+        data: where they are.
+        rows: [N] their rows in it.
+        groups: [N] the client of each, as a place among those behind the update; zeros where
+            members are compared with others of any client.
+        member_groups: [n] the same of the examples behind the update.
+        says: what they are, in words.
+        alike: whether they differ from the members only in that nobody trained on them. Else an
+            attack that tells clients apart seems to tell members.
+    """
+
+    data: Dataset
+    rows: Ints
+    groups: Ints
+    member_groups: Ints
+    says: str
+    alike: bool
+
+    def inputs(self, places: Ints) -> Tensor:
+        """Return the inputs of some of them, by their places among all."""
+        x = rows_of(self.data.x, torch.from_numpy(self.rows[places]))
+        if not isinstance(x, Tensor):
+            raise TypeError("several inputs by name")
+        return x
 
 
 @dataclass(frozen=True)
@@ -63,8 +98,9 @@ class Case:
     @property
     def target(self) -> str:
         """Whose message is attacked, in words."""
-        text = TARGETS[self.settings.view]
-        return text.format(client=self.client, count=len(self.seen.clients))
+        names = self.overheard.prepared.setup.federation.names
+        name = printable(names[self.client]) if names else self.client
+        return TARGETS[self.settings.view].format(client=name, count=len(self.seen.clients))
 
     @property
     def count(self) -> int:
@@ -108,14 +144,57 @@ class Case:
         """What the inputs' numbers mean."""
         return Units.of(self._values("x"), self.overheard.prepared.setup.federation.data.scale)
 
-    def test_inputs(self, count: int) -> Tensor:
-        """Return at most so many test inputs, which nobody trained on."""
-        test = self.overheard.prepared.setup.test
-        rows = self.random("test").permutation(len(test))[:count].astype(np.int64)
-        x = rows_of(test.x, torch.from_numpy(rows))
-        if not isinstance(x, Tensor):
-            raise TypeError("several inputs by name")
-        return x
+    @cached_property
+    def test(self) -> Others:
+        """The test set, which may have examples of all clients."""
+        setup = self.overheard.prepared.setup
+        alike = setup.federation.how["kind"] in DRAWN
+        says = "test examples" if alike else "test examples of any client"
+        rows = np.arange(len(setup.test))
+        return Others(setup.test, rows, 0 * rows, np.zeros(self.count, np.int64), says, alike)
+
+    @cached_property
+    def others(self) -> Others:
+        """Examples of the clients behind the update where they have some, else the test set."""
+        if self.test.alike:
+            return self.test
+        federation, clients = self.overheard.prepared.setup.federation, self.seen.clients
+        if federation.holdout_rows is not None:
+            data, rows = federation.data, [federation.own_rows(int(k)) for k in clients]
+        else:
+            data, by_client = self.test.data, federation.how["kind"] == "client"
+            ids = data.client_ids if by_client else data.source_ids
+            names = data.clients if by_client else data.sources
+            numbers = {name: number for number, name in enumerate(names)}
+            own = [numbers.get(federation.names[k], -1) for k in clients if federation.names]
+            rows = [np.flatnonzero(ids == number) for number in own]
+        if sum(map(len, rows)) < 2:
+            return self.test
+        places = np.arange(len(clients))
+        return Others(
+            data,
+            np.concatenate(rows),
+            np.repeat(places, [len(of_client) for of_client in rows]),
+            np.repeat(places, [len(of_client) for of_client in self.seen.rows]),
+            "held-out examples of the same client" + ("" if len(clients) == 1 else "s"),
+            True,
+        )
+
+    @cached_property
+    def kinds(self) -> tuple[Ints, Ints]:
+        """[n] and [N]: within what members and others are compared.
+
+        That is the label, and the client where the others are of the same ones.
+        """
+        others = self.others
+        return (
+            others.member_groups * self.classes + self.labels.numpy(),
+            others.groups * self.classes + others.data.labels[others.rows],
+        )
+
+    def inputs_of(self, others: Others, count: int) -> Tensor:
+        """Return at most so many inputs that nobody trained on."""
+        return others.inputs(self.random("test").permutation(len(others.rows))[:count])
 
     def random(self, purpose: str) -> np.random.Generator:
         """Return the attacker's random numbers for a purpose."""

@@ -17,7 +17,7 @@ from fedkeel.base.feature import baselines
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.numerics import use_numerics
-from fedkeel.errors import ConfigError, DataError
+from fedkeel.errors import ConfigError, DataError, counted
 from fedkeel.features.budget.feature import privacy_of
 from fedkeel.features.diagnose.settings import Diagnose
 from fedkeel.features.progress.display import FINISHED, ProgressDisplay
@@ -33,6 +33,9 @@ from fedkeel.study.audit.shadow import lira
 
 RESULTS = "attacks.jsonl"
 """File in the folder of an audit with what the attacks found, one a line."""
+
+FORM = 2
+"""To be raised where attacks find other numbers of the same run, so that these are made anew."""
 
 
 def examine(
@@ -175,12 +178,12 @@ def _shadow_runs(
         return AttackResult(
             name,
             "Who was trained on, by likelihood ratios (LiRA)",
-            f"the model after {settings.round} rounds",
+            f"the model after {counted(settings.round, 'round')}",
             "the models of runs like this one, which it makes on halves of the same examples; the "
             "candidates with their labels",
             f"{settings.shadows} runs, each the target once",
             split.sentence(),
-            split.numbers(),
+            {**split.numbers(), "others_alike": 1.0},
         )
 
     return kept.cached(name, settings, -1, make, _Ticker(name, settings.shadows, "run", display))
@@ -209,9 +212,8 @@ class _Kept:
             with use_numerics(precision), torch.random.fork_rng(devices=[]):
                 return ATTACKS[attack](case, tick)
 
-        ticker = _Ticker(
-            _title(attack, case.client), iterations.get(attack, 1), "iteration", display
-        )
+        title = f"{attack}, {case.target}"
+        ticker = _Ticker(title, iterations.get(attack, 1), "iteration", display)
         return self.cached(attack, settings, case.client, make, ticker)
 
     def cached(
@@ -224,7 +226,7 @@ class _Kept:
     ) -> AttackResult:
         """Return the result of `make`, or that of an earlier call with the same settings."""
         values = settings.model_dump(exclude={"attacks", "targets"})
-        text = json.dumps([self._run, attack, client, values], sort_keys=True)
+        text = json.dumps([FORM, self._run, attack, client, values], sort_keys=True)
         key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
         if key in self._lines:
             return self._lines[key]
@@ -239,10 +241,6 @@ class _Kept:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_text(self._file, "\n".join(lines) + "\n")
         return result
-
-
-def _title(attack: str, client: int) -> str:
-    return attack if client < 0 else f"{attack}, client {client}"
 
 
 class _Ticker:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.method.context import Ints
+from fedkeel.method.context import Floats, Ints
 from fedkeel.study.audit.matching import GradientModel
 from fedkeel.tree import Tree
 
@@ -111,6 +111,27 @@ def label_counts(model: GradientModel, bias: Tensor, examples: int, inputs: Tens
     expected = model.scores(inputs).double().softmax(dim=1).mean(dim=0)
     shares = (expected - bias.double()).clamp(min=0.0)
     return whole_counts(shares.numpy(), examples)
+
+
+def guessed_shares(known: Ints) -> dict[str, Floats]:
+    """Return shares of the labels [Y] that one guesses who saw no message, by name of the guess.
+
+    ``majority`` is one label for all, and is there only where more than half of the known examples
+    have it: of classes that are about equal, the first is so by chance.
+
+    Args:
+        known: [Y] how many examples of each class the attacker knows.
+
+    >>> guessed_shares(np.array([3, 1]))["majority"].tolist()
+    [1.0, 0.0]
+    """
+    classes, total = len(known), int(known.sum())
+    guesses: dict[str, Floats] = {"even": np.full(classes, 1.0 / classes)}
+    if total:
+        guesses["shares"] = known / total
+    if 2 * known.max() > total:
+        guesses["majority"] = np.eye(classes)[known.argmax()]
+    return guesses
 
 
 def whole_counts(shares: np.ndarray[tuple[int], np.dtype[np.float64]], total: int) -> Ints:

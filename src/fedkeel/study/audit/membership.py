@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Floats, Ints
+from fedkeel.records.audit import auc_interval
 from fedkeel.task.batch import Batch
 from fedkeel.task.losses import losses_of_each
 from fedkeel.task.network import Network
@@ -48,22 +49,29 @@ class Separation:
     members: int
     others: int
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the area."""
+        return auc_interval(self.auc, [(self.members, self.others)])
+
     def sentence(self) -> str:
         """Return what it comes to, with the lowest rate of false alarms that can be seen."""
+        low, high = self.interval
+        area = f"AUC {self.auc:.3f}, 95 % interval {low:.2f} to {high:.2f} (guessing 0.5)"
         rates = [(rate, share) for rate, share in self.true_positives.items() if share is not None]
         if not rates:
-            return f"AUC {self.auc:.3f} (chance 0.5)."
+            return f"{area}."
         rate, share = min(rates)
         return (
-            f"AUC {self.auc:.3f} (chance 0.5); {100 * share:.1f} % of the members are told at "
-            f"{100 * rate:g} % false alarms."
+            f"{area}; {100 * share:.1f} % of the members are told at {100 * rate:g} % false alarms."
         )
 
     def numbers(self) -> dict[str, float | None]:
         """Return the numbers by name."""
         rates = {f"tpr_at_{100 * rate:g}%": value for rate, value in self.true_positives.items()}
         counts = {"members": float(self.members), "others": float(self.others)}
-        return {"auc": self.auc, **rates, **counts}
+        low, high = self.interval
+        return {"auc": self.auc, "auc_low": low, "auc_high": high, **rates, **counts}
 
 
 def separation(members: Floats, others: Floats) -> Separation:
@@ -84,34 +92,33 @@ def separation(members: Floats, others: Floats) -> Separation:
 
 
 def matched(
-    member_labels: Ints, other_labels: Ints, most: int, random: np.random.Generator
+    members: Ints, others: Ints, most: int, random: np.random.Generator
 ) -> tuple[Ints, Ints]:
-    """Return places of members and of others with the same shares of the labels.
+    """Return places of members and of others with the same shares of each kind.
 
     Clients differ in their labels, and a test set does not: without this, an attack that sees
-    only the label would look good. Labels that no other has are left out.
+    only the label would look good. Kinds that only one of the two has are left out.
 
     Args:
-        member_labels: [m] labels of the members.
-        other_labels: [n] labels of the others.
-        most: the most of each kind.
+        members: [m] kind of each member, such as its label.
+        others: [n] kind of each other.
+        most: the most of each.
         random: draws them.
     """
-    labels, counts = np.unique(member_labels, return_counts=True)
-    share = min(1.0, most / max(len(member_labels), 1))
-    wanted = np.maximum(np.floor(counts * share), 1).astype(np.int64)
-    there = np.array([int((other_labels == label).sum()) for label in labels])
-    known = there > 0
-    if not known.any():
+    kinds = np.intersect1d(members, others)
+    if len(kinds) > most:
+        kinds = random.permutation(kinds)[:most]
+    if not len(kinds):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    wanted = np.minimum(wanted, there)[known]
-    times = max(1, min(int((there[known] // wanted).min()), most // int(wanted.sum())))
+    there = np.array([[int((of == kind).sum()) for kind in kinds] for of in (members, others)])
+    pairs = there.min(axis=0)
+    share = min(1.0, most / int(pairs.sum()))
+    wanted = np.maximum(np.floor(pairs * share), 1).astype(np.int64)
+    times = np.maximum(np.minimum((there // wanted).min(axis=1), most // wanted.sum()), 1)
     chosen: tuple[list[Ints], list[Ints]] = ([], [])
-    for label, number in zip(labels[known], wanted, strict=True):
-        for into, of, count in zip(
-            chosen, (member_labels, other_labels), (number, times * number), strict=True
-        ):
-            into.append(random.permutation(np.flatnonzero(of == label))[:count])
+    for kind, number in zip(kinds, wanted, strict=True):
+        for into, of, count in zip(chosen, (members, others), times * number, strict=True):
+            into.append(random.permutation(np.flatnonzero(of == kind))[:count])
     return np.concatenate(chosen[0]), np.concatenate(chosen[1])
 
 
