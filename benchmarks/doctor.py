@@ -4,9 +4,10 @@ For each setting of `doctor_settings.py`, `tune` tunes every candidate method wi
 the local learning rate and, where it has one, its most important hyper-parameter, in six trials
 of one seed that is not reported, by the mean score of the last ten rounds on a fifth of each
 client's training examples; the best of them then runs with three other seeds. `advise` asks the
-doctor, and `table` prints how far the best of its three methods is from the best of all, as
-Markdown. Each line of RESULTS is one method in one setting; what is there is not made again, so
-the script can be stopped, or killed, and started at any time.
+doctor, and `table` prints as Markdown how far the best of its three methods is from the best of
+all, in seen and in unseen settings, and what fixed lists of methods would have got. Each line of
+RESULTS is one method in one setting; what is there is not made again, so the script can be
+stopped, or killed, and started at any time.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any, Literal
 
 import torch
-from doctor_settings import SETTINGS, Setting
+from doctor_settings import SEEN, SETTINGS, UNSEEN, Setting
 
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
@@ -66,6 +68,9 @@ CHOICES: dict[str, dict[str, config.Choices]] = {
     "ditto": {"lam": (0.1, 1.0)},
 }
 """Hyper-parameters that are tuned beside the learning rate."""
+
+FIXED = ("feddyn", "fedgh", "gradma.s")
+"""One of the two lists of three that did best in seen settings with one model, in hindsight."""
 
 RATES = {3: (0.3, 1.0, 3.0), 6: (0.1, 0.3, 0.6, 1.0, 2.0, 4.0)}
 """Factors on a setting's learning rate, by their number."""
@@ -226,26 +231,38 @@ class Outcome:
         return self.loss <= self.error
 
 
-def outcomes(path: Path) -> list[Outcome]:
+def outcomes(path: Path, names: Iterable[str]) -> list[Outcome]:
     """Return the outcome of each setting that has been tuned in full and asked about."""
     advice = {
         row["setting"]: tuple(row["advice"]["methods"]) for row in rows(path) if "advice" in row
     }
-    by_setting = compared(path)
+    by_setting = compared(path, names)
     return [
-        outcome(name, by_setting[name], advice[name])
-        for name in SETTINGS
-        if name in advice and name in by_setting
+        outcome(name, of_setting, advice[name])
+        for name, of_setting in by_setting.items()
+        if name in advice
     ]
 
 
-def full_length(path: Path) -> list[Outcome]:
+def of_list(path: Path, names: Iterable[str], methods: Sequence[str]) -> list[Outcome]:
+    """Return the outcomes of the same methods in every setting where one model is judged.
+
+    A setting in which none of them can run is left out, and counts as a miss.
+    """
+    return [
+        outcome(name, of_setting, tuple(methods))
+        for name, of_setting in compared(path, names).items()
+        if not SETTINGS[name].is_personal and any(method in of_setting for method in methods)
+    ]
+
+
+def full_length(path: Path, names: Iterable[str]) -> list[Outcome]:
     """Return the outcomes of the three methods with the best tuning trials, in place of advice.
 
     These trials are as long as a run, and none was cut short: what the doctor cannot beat.
     """
     found = []
-    for name, of_setting in compared(path).items():
+    for name, of_setting in compared(path, names).items():
         tuned = [row for row in of_setting.values() if row["method"] not in BASELINES]
         tuned.sort(key=lambda row: -row["sign"] * row["validation"])
         advised = tuple(str(row["method"]) for row in tuned[:ADVISED])
@@ -253,7 +270,7 @@ def full_length(path: Path) -> list[Outcome]:
     return found
 
 
-def compared(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def compared(path: Path, names: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return what can be compared, by setting and method, of settings tuned in full.
 
     `local` counts where personal models are judged; training in one place never does.
@@ -267,9 +284,9 @@ def compared(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
             method: row
             for method, row in tuned[name].items()
             if len(row.get("scores", ())) == SEEDS
-            and (method not in BASELINES or (setting.is_personal and method == "local"))
+            and (method not in BASELINES or (SETTINGS[name].is_personal and method == "local"))
         }
-        for name, setting in SETTINGS.items()
+        for name in names
         if set(methods_of(name)) <= tuned.get(name, {}).keys()
     }
 
@@ -289,35 +306,71 @@ def table(found: Sequence[Outcome]) -> str:
     for one in found:
         info = MetricInfo(one.best["metric"], one.best["sign"] > 0, unit_of(one.best["metric"]))
         shown = [f"`{r['tuned']}` {score(r, info)}" for r in (one.best_advised, one.best)]
-        behind, error = (f"{abs(info.scale * value):.2f}" for value in (one.loss, one.error))
+        behind, error = (points(value, info) for value in (one.loss, one.error))
         advised = ", ".join(f"`{method}`" for method in one.advised)
         lines.append(
             f"| {SETTINGS[one.setting].about} | {advised} | {shown[0]} | {shown[1]}, of "
             f"{one.methods} | {behind} | {error} | {'yes' if one.is_within else '**no**'} |"
         )
-    within = sum(one.is_within for one in found)
-    lines += ["", f"Within one standard error: {within} of {len(found)} settings."]
+    lines += ["", f"Within one standard error: {within(found)} of {len(found)} settings."]
     return "\n".join(lines)
 
 
+def table_of_lists(path: Path, names: Sequence[str]) -> str:
+    """Return how the doctor and `FIXED` did, and counts of all lists of three, as Markdown."""
+    lines = [
+        "| setting | behind, the doctor | behind, the list | SE | within, the list |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    doctor = {one.setting: one for one in outcomes(path, names)}
+    names = [name for name in doctor if not SETTINGS[name].is_personal]
+    for one in of_list(path, names, FIXED):
+        info = MetricInfo(one.best["metric"], one.best["sign"] > 0, unit_of(one.best["metric"]))
+        values = (doctor[one.setting].loss, one.loss, one.error)
+        cells = " | ".join(points(value, info) for value in values)
+        is_within = "yes" if one.is_within else "**no**"
+        lines.append(f"| {SETTINGS[one.setting].about} | {cells} | {is_within} |")
+    counts = {three: within(of_list(path, names, three)) for three in combinations(GLOBAL, 3)}
+    best = max(counts.values())
+    reached = sum(count == best for count in counts.values())
+    lines += [
+        "",
+        f"One model, {len(names)} settings: the doctor "
+        f"{within([doctor[name] for name in names])}, {', '.join(FIXED)} {counts[FIXED]}, FedAvg "
+        f"alone {within(of_list(path, names, ['fedavg']))}, a list of three drawn at random "
+        f"{mean(counts.values()):.1f} (mean), the best of all lists in hindsight {best} ({reached} of "
+        f"{len(counts)} lists)",
+    ]
+    return "\n".join(lines)
+
+
+def within(found: Sequence[Outcome]) -> int:
+    return sum(one.is_within for one in found)
+
+
+def points(value: float, info: MetricInfo) -> str:
+    """Return a difference, in points of a share; of other metrics to four decimals."""
+    return f"{abs(info.scale * value):.{2 if info.unit else 4}f}"
+
+
 def unit_of(metric: str) -> Literal["", "%"]:
-    return "%" if "accuracy" in metric else ""
+    return "%" if "accuracy" in metric or metric == "dice" else ""
 
 
 def score(row: dict[str, Any], info: MetricInfo) -> str:
     return format_score(Stat.of(row["scores"]), info, 1)
 
 
-def every_method(path: Path) -> str:
+def every_method(path: Path, names: Iterable[str]) -> str:
     """Return the mean score of each method in each setting, as Markdown."""
     tuned = [row for row in rows(path) if "scores" in row and len(row["scores"]) == SEEDS]
     lines = []
-    for name, setting in SETTINGS.items():
+    for name in names:
         of_setting = [row for row in tuned if row["setting"] == name]
         if not of_setting:
             continue
         ranked = sorted(of_setting, key=lambda row: -row["sign"] * mean(row["scores"]))
-        lines += [f"**{setting.about}**", ""]
+        lines += [f"**{SETTINGS[name].about}**", ""]
         texts = []
         for row in ranked:
             info = MetricInfo(row["metric"], row["sign"] > 0, unit_of(row["metric"]))
@@ -336,7 +389,7 @@ def methods_of(name: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("do", choices=["tune", "advise", "table"])
-    parser.add_argument("--settings", default=",".join(SETTINGS))
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="names, by commas")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--pilots", type=Path, help="folder in which the doctor's runs are kept")
     given = parser.parse_args()
@@ -347,12 +400,15 @@ def main() -> None:
     elif given.do == "advise":
         advise_all(given.results, names, given.pilots)
     else:
-        print(table(outcomes(given.results)))
-        full = full_length(given.results)
-        missed = ", ".join(one.setting for one in full if not one.is_within)
-        within = sum(one.is_within for one in full)
-        print(f"\nBy tuning trials of full length: {within} of {len(full)}; missed: {missed}\n")
-        print(every_method(given.results))
+        for title, group in (("Seen", SEEN), ("Unseen", UNSEEN)):
+            chosen = [name for name in group if name in names]
+            print(f"## {title} settings\n\n{table(outcomes(given.results, chosen))}\n")
+            full = full_length(given.results, chosen)
+            missed = ", ".join(one.setting for one in full if not one.is_within)
+            held = f"{within(full)} of {len(full)}"
+            print(f"By tuning trials of full length: {held}; missed: {missed}\n")
+            print(table_of_lists(given.results, chosen), "\n")
+            print(every_method(given.results, chosen))
 
 
 if __name__ == "__main__":
