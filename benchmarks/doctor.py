@@ -159,7 +159,7 @@ def write(path: Path, row: dict[str, Any]) -> None:
 
 
 def tune_all(path: Path, names: Sequence[str]) -> None:
-    done = {(row["setting"], row["method"]) for row in rows(path)}
+    done = {(row["setting"], row.get("method")) for row in rows(path)}
     for name in names:
         setting, methods = SETTINGS[name], methods_of(name)
         missing = [method for method in methods if (name, method) not in done]
@@ -338,8 +338,8 @@ def table_of_lists(path: Path, names: Sequence[str]) -> str:
         f"One model, {len(names)} settings: the doctor "
         f"{within([doctor[name] for name in names])}, {', '.join(FIXED)} {counts[FIXED]}, FedAvg "
         f"alone {within(of_list(path, names, ['fedavg']))}, a list of three drawn at random "
-        f"{mean(counts.values()):.1f} (mean), the best of all lists in hindsight {best} ({reached} of "
-        f"{len(counts)} lists)",
+        f"{mean(counts.values()):.1f} (mean), the best of all {len(counts)} lists in hindsight "
+        f"{best} ({reached} of them)",
     ]
     return "\n".join(lines)
 
