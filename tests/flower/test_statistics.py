@@ -240,11 +240,13 @@ def test_small_counts_are_not_told(tmp_path: Path) -> None:
         age, dose, sex, _ = site.columns
         gaps = table["dose"].count(None)
         assert dose.missing == (gaps if gaps >= 16 else 0)
+        assert dose.missing_between == ((gaps, gaps) if gaps >= 16 else (0, 15))
         assert dose.known == len(table["dose"]) - dose.missing
         known = [value for value in table["dose"] if value is not None]
         assert dose.mean == pytest.approx(np.mean(known), rel=1e-6)
         assert dose.deviation == pytest.approx(np.std(known), rel=1e-6)
         assert sex.missing == 0
+        assert sex.missing_between == (0, 15)
         assert sex.counts is not None
         assert sum(sex.counts.shown) + sex.counts.rest == len(table["sex"])
         assert all(count == 0 or count >= 16 for count in (*sex.counts.shown, sex.counts.rest))
@@ -252,6 +254,13 @@ def test_small_counts_are_not_told(tmp_path: Path) -> None:
             exact = np.quantile(table["age"], item.share, method="inverted_cdf")
             assert item.low is None or item.low <= exact
             assert item.high is None or exact <= item.high
+    sums = experiment(flower={**QUICK, "secure_aggregation": True, "secure_minimum": 3})
+    secure = collect(grid_of(tmp_path, sums, policy), sums, ("missing",)).total
+    for total in (found.total, secure):
+        for column in total.columns:
+            low, high = column.missing_between or (1, 0)
+            exact = sum(table[column.name].count(None) for table in tables)
+            assert 0 <= low <= exact <= high <= total.examples
     assert len(cells) == 9
     for numbers in cells:
         assert numbers.sum() >= 16
@@ -263,6 +272,23 @@ def test_small_counts_are_not_told(tmp_path: Path) -> None:
     assert first.labels is not None
     assert (first.labels.shown, first.labels.rest) == ((0, 0, 0), 0)
     assert first.columns[0].mean is None
+    assert first.columns[1].missing_between == (0, 60)
+
+
+def test_few_known_values_are_told_as_missing_and_bounded(tmp_path: Path) -> None:
+    tables, made = write_tables(tmp_path), experiment()
+    lines = (tmp_path / "0.csv").read_text().splitlines()
+    place = lines[0].split(",").index("dose")
+    rows = [line.split(",") for line in lines[1:]]
+    for row in rows[5:]:
+        row[place] = ""
+    (tmp_path / "0.csv").write_text("\n".join([lines[0], *map(",".join, rows)]) + "\n")
+    known = sum(value is not None for value in tables[0]["dose"][:5])
+    policy = f"[statistics]\n{ALL}\nminimum = 10\n"
+    dose = collect(grid_of(tmp_path, made, policy), made, ("missing",)).sites[0].columns[1]
+    assert 0 < known < 10
+    assert dose.missing == 60
+    assert dose.missing_between == (51, 60)
 
 
 def test_nothing_is_answered_without_consent(tmp_path: Path) -> None:

@@ -67,19 +67,35 @@ def test_quantiles_are_within_what_is_said_and_no_small_count_is_told(
         assert found.low is None or found.low <= exact
         assert found.high is None or exact <= found.high
         if found.value is not None:
-            assert found.low is None or found.low <= found.value
-            assert found.high is None or found.value <= found.high
+            assert found.low is not None
+            assert found.high is not None
+            assert found.low <= found.value <= found.high
+            size = max(abs(found.low), abs(found.high))
+            assert found.high - found.low <= max(0.25 * size, 1e-10)
 
 
 def test_what_is_left_for_the_whole_line_is_no_small_count() -> None:
     """Neither an outlier, nor values that are missing and count as known."""
     ones = np.array([1.0] * 100 + [8.0] * 12)
     cells = merged(leaf_counts(ones), 10, also=3)
-    assert (cells[cells > 0].tolist(), cells[-1]) == ([100, 15], 15)
+    assert cells[cells > 0].tolist() == [93, 12, 10]
     cells = merged(leaf_counts(np.append(ones, -50.0)), 10)
-    assert (cells[cells > 0].tolist(), cells[-1]) == ([100, 13], 13)
-    cells = merged(leaf_counts(ones[:100]), 10, also=3)
-    assert (cells[cells > 0].tolist(), cells[-1]) == ([103], 103)
+    assert (cells[cells > 0].tolist(), cells[-1]) == ([91, 12, 10], 10)
+    cells = merged(leaf_counts(ones[-12:]), 10, also=3)  # too few would remain in the only cell
+    assert (cells[cells > 0].tolist(), cells[-1]) == ([15], 15)
+
+
+def test_few_values_take_no_full_cell_with_them() -> None:
+    """Of 141 zeros, 4 ones and 143 twos all quartiles are told, and no value that is not known."""
+    codes = np.repeat([0.0, 1.0, 2.0], [141, 4, 143])
+    low, median, high = quantiles(merged(leaf_counts(codes), 10), (0.25, 0.5, 0.75))
+    assert (low.value, low.low) == (0.0, 0.0)
+    assert low.high == pytest.approx(0.0, abs=1e-10)
+    assert (median.value, median.low, median.high) == (None, 0.0, 2.125)
+    assert (high.low, high.high) == (2.0, 2.125)
+    assert high.value == pytest.approx(2.0, abs=0.125)
+    (lost,) = quantiles(merged(leaf_counts(codes[:20]), 30, also=10), (0.5,))
+    assert (lost.value, lost.low, lost.high) == (None, None, None)
 
 
 def test_quantiles_of_many_values_are_close() -> None:

@@ -4,9 +4,9 @@ They are those of a floating-point number of 11 bits: 16 cells for each doubling
 cell is at most a sixteenth as wide as its values are large. Nobody chooses them, so no two answers
 of a site have a difference that would tell of a few examples.
 
-A site sends no small count. What is too few for a cell counts in the smallest cell of a binary tree
-above it that has enough of such examples; the whole line takes the smallest cell's, too, where it
-has too few.
+A site sends no small count. Values that are too few for their cell count in a wider one: pairs of
+cells are joined, and pairs of these, until there are enough such values in one. Where even the
+whole line has too few, it gets as many from the fullest cell as it lacks.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ STEPS = 16
 
 SMALLEST = -31
 """Values smaller than 2 to this power are in cells of equal width."""
+
+NARROWEST = 2.0**SMALLEST / STEPS
+"""That width. The cells beside 0 are as wide."""
+
+CLOSE = 0.25
+"""How far apart the bounds of a quantile are at most that has a value, of the larger of them."""
 
 
 @cache
@@ -67,8 +73,8 @@ def leaf_counts(values: Floats) -> CellCounts:
 def merged(leaves: CellCounts, minimum: int, also: int = 0) -> CellCounts:
     """Return [CELLS] counts of which none is smaller than a minimum, but for 0.
 
-    What is left of fewer than that counts in the last cell, which is the whole line; where that
-    is too few, the values of the smallest other cells count there, too.
+    Each value counts in a cell that it lies in, and what is left in the last one, the whole line.
+    What that lacks is taken from the fullest other cell, or all of it, where too few would remain.
 
     Args:
         leaves: [LEAVES] how many values each leaf has.
@@ -81,7 +87,7 @@ def merged(leaves: CellCounts, minimum: int, also: int = 0) -> CellCounts:
     [(1.0, 1.0625, 3), (1.0, 1.5, 3)]
     >>> cells = merged(leaf_counts(np.ones(20)), 3, also=1)
     >>> cells[cells > 0].tolist()
-    [21]
+    [18, 3]
     """
     levels, rest = [], leaves
     while len(rest) > 1:
@@ -89,7 +95,11 @@ def merged(leaves: CellCounts, minimum: int, also: int = 0) -> CellCounts:
         levels.append(shown)
         rest = (rest - shown).reshape(-1, 2).sum(axis=1)
     cells = np.concatenate([*levels, rest + also])
-    within_minimum(cells[:-1], cells[-1:], minimum)
+    fullest, lacks = int(cells[:-1].argmax()), minimum - int(cells[-1])
+    if 0 < lacks < minimum:
+        has = int(cells[fullest])
+        moved = lacks if has - lacks >= minimum else has
+        cells[[fullest, -1]] += [-moved, moved]
     return cells
 
 
@@ -113,7 +123,7 @@ class Quantile:
 
     Args:
         share: of the values, in (0, 1).
-        value: an estimate; None where too little is known.
+        value: an estimate; None where its bounds are further apart than `CLOSE` times the larger.
         low: the value is at least this; None where nothing bounds it.
         high: it is at most this, likewise.
     """
@@ -128,7 +138,17 @@ def quantiles(cells: CellCounts, shares: Sequence[float]) -> tuple[Quantile, ...
     """Return quantiles of values that were counted in cells [CELLS].
 
     The k-th smallest value lies between the k-th smallest of the lower and of the upper edges of
-    the values' cells. Within that, values are taken to lie evenly in their cells.
+    the values' cells. Within that, where it is narrow, values are taken to lie evenly in their
+    cells, and to be 0 in the two beside it.
+
+    >>> cells = merged(leaf_counts(np.repeat([0.0, 1.0, 2.0], [141, 4, 143])), 10)
+    >>> from dataclasses import astuple
+    >>> for found in quantiles(cells, (0.01, 0.25, 0.5, 0.75)):
+    ...     print(*(end if end is None else round(end, 3) for end in astuple(found)))
+    0.01 None None 0.0
+    0.25 0.0 0.0 0.0
+    0.5 None 0.0 2.125
+    0.75 2.062 2.0 2.125
     """
     places = np.flatnonzero(cells > 0)
     if not len(places):
@@ -142,10 +162,19 @@ def quantiles(cells: CellCounts, shares: Sequence[float]) -> tuple[Quantile, ...
     for share in shares:
         rank = max(math.ceil(round(share * total, 9)), 1)
         low, high = _ranked(lows, counts, rank), _ranked(highs, counts, rank)
-        value = None if evenly is None else float(np.clip(evenly.value(share), low, high))
         ends = (end if math.isfinite(end) else None for end in (low, high))
+        value = None
+        if evenly is not None and _are_close(low, high):
+            is_zero = low <= 0.0 <= high
+            value = 0.0 if is_zero else float(np.clip(evenly.value(share), low, high))
         found.append(Quantile(share, value, *ends))
     return tuple(found)
+
+
+def _are_close(low: float, high: float) -> bool:
+    """Return whether bounds are so close that a value between them is worth saying."""
+    width = high - low
+    return width <= NARROWEST or (math.isfinite(width) and width <= CLOSE * max(-low, high))
 
 
 def _ranked(ends: Floats, counts: CellCounts, rank: int) -> float:

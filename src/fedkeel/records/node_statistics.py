@@ -55,17 +55,23 @@ class ColumnStatistics:
     Args:
         name: its name.
         categories: names of its categories, None of numbers.
-        missing: examples without a value; 0 also where a site has fewer than it tells of.
-        known: values of which mean and deviation are.
-        mean: of the values.
-        deviation: of the population.
-        counts: of the categories.
+        missing: examples without a value, as the sites have told. Where fewer are missing at a
+            site than it tells of, it tells of none, and counts them as known; where fewer are
+            known, it tells that all are missing.
+        missing_between: their true number is certainly between these; None where that is not
+            known, as with noise.
+        known: values of which mean and deviation are; those that are missing and count as known
+            do so with the mean and the deviation of their site.
+        mean: of the values; of one site exact.
+        deviation: of the population; of one site exact.
+        counts: of the categories; values that count as known are in a site's most frequent one.
         quantiles: of the values, by their shares.
     """
 
     name: str
     categories: tuple[str, ...] | None = None
     missing: int | None = None
+    missing_between: tuple[int, int] | None = None
     known: int | None = None
     mean: float | None = None
     deviation: float | None = None

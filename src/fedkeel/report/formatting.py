@@ -46,12 +46,25 @@ def join_values(values: Sequence[str], limit: int) -> str:
 def format_number(value: float | None) -> str:
     """Return a number with about three significant digits and thousands separators.
 
-    >>> [format_number(v) for v in (0.01234, 1.5, 43.21, 12345.6, 0.0, None)]
-    ['0.0123', '1.50', '43.2', '12,346', '0', '–']
+    >>> [format_number(v) for v in (0.01234, 1.5, 43.21, 12345.6, 0.0, 2.4e-11, None)]
+    ['0.0123', '1.50', '43.2', '12,346', '0', '2.4e-11', '–']
     """
     if value is None or not math.isfinite(value):
         return MISSING
+    if value and not 1e-4 <= abs(value) < 1e9:
+        return short(value)
     return f"{value:,.{_decimals(value)}f}"
+
+
+def short(value: float) -> str:
+    """Return a number with at most three significant digits, and no zeros that say nothing.
+
+    >>> [short(v) for v in (0.594, 52.0, 1030.0, 2.4e-11, -2.1e12)]
+    ['0.594', '52', '1,030', '2.4e-11', '-2.1e12']
+    """
+    if value and not 1e-4 <= abs(value) < 1e6:
+        return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.3g}")
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _decimals(value: float) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,7 +15,7 @@ from fedkeel.records.node_statistics import (
     QuantileValue,
     SiteStatistics,
 )
-from fedkeel.report.formatting import format_number, format_percent
+from fedkeel.report.formatting import MISSING, format_number, format_percent, short
 from fedkeel.report.text_table import TextTable
 
 MOST_SITES = 5
@@ -22,12 +23,18 @@ MOST_SITES = 5
 
 QUARTILES = (0.25, 0.5, 0.75)
 
+WIDE = 17
+"""Characters of a quantile and its bounds up to which they stand on one line."""
+
+ZERO = 3e-11
+"""Values up to this size share a cell with 0, see `value_cells`."""
+
 
 def statistics_page(statistics: NodeStatistics) -> RenderableType:
     """Return the tables of statistics."""
     parts: list[RenderableType] = [Text(statistics.name, style="bold"), Text("")]
     parts.append(_sites(statistics).terminal())
-    parts += [table.terminal() for table in _tables(statistics)]
+    parts += [table.terminal(is_wrapped=True) for table in _tables(statistics)]
     parts += [Text(note, style="dim") for note in notes(statistics)]
     return Group(*parts)
 
@@ -36,19 +43,38 @@ def notes(statistics: NodeStatistics) -> list[str]:
     """Return what a reader of the tables has to know."""
     found = []
     if statistics.is_secure:
-        found.append("Secure sums: nobody has seen the numbers of a single site.")
-    minimum, noise = statistics.total.minimum, statistics.total.noise
+        found.append(
+            "Secure sums: of a single site, nobody has seen more than how many examples it has."
+        )
+    total, kinds = statistics.total, statistics.kinds
+    minimum, noise = total.minimum, total.noise
     if minimum > 1:
         found.append(
             f"A site tells of no count between 1 and {minimum - 1}: 0 may be one of these, and "
             "what is left counts under 'in no count'."
         )
+    between = [column.missing_between for column in total.columns if column.missing_between]
+    if any(low < high for low, high in between):
+        found.append("The true number of missing values is between the two that are shown.")
+    counted_as = {
+        "moments": "with its mean (so mean and deviation are exact for a site, and nearly for all)",
+        "categories": "in its most frequent category",
+    }
+    how = [text for kind, text in counted_as.items() if kind in kinds]
+    if minimum > 1 and how and not noise:
+        found.append(
+            f"Where fewer than {minimum} values are missing at a site, they count "
+            f"{' and '.join(how)}."
+        )
     if noise:
-        kinds = ", ".join(f"{kind} {value:.3g}" for kind, value in noise.items())
-        found.append(f"Sites have added noise; deviation of a count of all: {kinds}.")
-    if "quantiles" in statistics.kinds:
-        bound = "about where they are" if noise else "certain to be"
-        found.append(f"In brackets: between which values the median is {bound}.")
+        of_kinds = ", ".join(f"{kind} {value:.3g}" for kind, value in noise.items())
+        found.append(f"Sites have added noise; deviation of a count of all: {of_kinds}.")
+    if "quantiles" in kinds:
+        bound = "is about" if noise else "certainly is"
+        found.append(
+            f"In brackets: between which values a quantile {bound}. Where these are far apart, or "
+            "there is only one of them, it has no value."
+        )
     for reason, clients in statistics.faults.items():
         found.append(f"Without client {', '.join(map(str, clients))}: {reason}")
     return found
@@ -63,12 +89,14 @@ def _sites(statistics: NodeStatistics) -> TextTable:
 
 
 def _tables(statistics: NodeStatistics) -> Iterator[TextTable]:
-    total = statistics.total
+    total, kinds = statistics.total, statistics.kinds
     if total.labels is not None:
         yield _labels(statistics, total.labels)
     numbers = [column for column in total.columns if column.categories is None]
-    if numbers and statistics.kinds != ("labels",):
+    if numbers and {"missing", "moments"} & set(kinds):
         yield _numbers(numbers, total)
+    if numbers and "quantiles" in kinds:
+        yield _quantiles(numbers)
     for column in total.columns:
         if column.categories is not None and column.counts is not None:
             yield _categories(column, column.counts, total)
@@ -84,33 +112,57 @@ def _labels(statistics: NodeStatistics, total: Counts) -> TextTable:
 
 
 def _numbers(columns: Sequence[ColumnStatistics], total: SiteStatistics) -> TextTable:
-    rows = []
-    for column in columns:
-        missing = None if column.missing is None else column.missing / max(total.examples, 1)
-        found = {item.share: item for item in column.quantiles}
-        rows.append(
-            (
-                column.name,
-                format_percent(missing),
-                format_number(column.mean),
-                format_number(column.deviation),
-                *(format_number(_value(found.get(share))) for share in QUARTILES),
-                _bounds(found.get(0.5)),
-            )
+    rows = [
+        (
+            column.name,
+            _missing(column, lambda count: format_percent(count / max(total.examples, 1))),
+            format_number(column.mean),
+            format_number(column.deviation),
         )
-    heads = ("column", "missing\n%", "mean", "deviation", "25 %", "median", "75 %", "")
-    return TextTable(heads, rows, has_code=False)
+        for column in columns
+    ]
+    return TextTable(("column", "missing\n%", "mean", "deviation"), rows)
 
 
-def _value(item: QuantileValue | None) -> float | None:
-    return None if item is None else item.value
+def _missing(column: ColumnStatistics, text: Callable[[int], str]) -> str:
+    """Return how many values are missing, or between which numbers that is."""
+    if column.missing is None:
+        return MISSING
+    ends = map(text, column.missing_between or (column.missing,))
+    return " to ".join(dict.fromkeys(ends))
 
 
-def _bounds(item: QuantileValue | None) -> str:
+def _quantiles(columns: Sequence[ColumnStatistics]) -> TextTable:
+    found = [{item.share: item for item in column.quantiles} for column in columns]
+    parts = [[_parts(items.get(share)) for share in QUARTILES] for items in found]
+    widest = max(len(" ".join(part)) for row in parts for part in row)
+    between = " " if widest <= WIDE else "\n"
+    cells = [[between.join(part) for part in row] for row in parts]
+    rows = [(column.name, *row) for column, row in zip(columns, cells, strict=True)]
+    return TextTable(("column", "25 %", "median", "75 %"), rows)
+
+
+def _parts(item: QuantileValue | None) -> list[str]:
+    """Return a quantile's value and its bounds, each where it is known and says more."""
     if item is None or (item.low is None and item.high is None):
-        return ""
-    low, high = ("..." if end is None else f"{end:.4g}" for end in (item.low, item.high))
-    return f"[{low}, {high}]"
+        return [MISSING]
+    low, high = _end(item.low, math.floor), _end(item.high, math.ceil)
+    value = [] if item.value is None else [format_number(item.value)]
+    return [*value, f"[{low}, {high}]"] if low != high else value
+
+
+def _end(bound: float | None, rounded: Callable[[float], int]) -> str:
+    """Return a bound with three digits, rounded to the side on which it still holds.
+
+    >>> [_end(bound, math.ceil) for bound in (1.0625, 232.0, -0.59375, 1024.0, 2.1e12, 3e-7, None)]
+    ['1.07', '232', '-0.593', '1,030', '2.1e12', '3e-7', '...']
+    """
+    if bound is None:
+        return "..."
+    if abs(bound) <= ZERO:
+        return "0"
+    step = 10.0 ** (math.floor(math.log10(abs(bound))) - 2)
+    return short(rounded(round(bound / step, 6)) * step)
 
 
 def _categories(column: ColumnStatistics, counts: Counts, total: SiteStatistics) -> TextTable:
@@ -120,5 +172,5 @@ def _categories(column: ColumnStatistics, counts: Counts, total: SiteStatistics)
     ]
     rows.append(("in no count", f"{counts.rest:,}", ""))
     if column.missing is not None:
-        rows.append(("missing", f"{column.missing:,}", ""))
+        rows.append(("missing", _missing(column, lambda count: f"{count:,}"), ""))
     return TextTable((column.name, "examples", "%"), rows, has_code=False)

@@ -133,7 +133,12 @@ class TextTable:
             if place in self.texts:
                 table.add_column(head, overflow="fold")
             else:
-                table.add_column(head, justify="right", no_wrap=not is_wrapped)
+                table.add_column(
+                    head,
+                    justify="right",
+                    no_wrap=not is_wrapped,
+                    overflow="fold" if is_wrapped else "ellipsis",
+                )
         for index, row in enumerate(self.rows):
             texts = list(map(_printable_lines, row))
             texts[0] = wrapped(texts[0]) if self.has_code else texts[0]

@@ -313,7 +313,7 @@ class _Answer:
 
 
 def _moments(known: Floats, also: int) -> Ints:
-    """Return number, sum and sum of squares; what counts beside the known is as they are.
+    """Return number, sum and sum of squares; what counts beside the known is like them.
 
     All are 0 where numbers are too large, or lie too close together.
 

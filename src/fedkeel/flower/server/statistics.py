@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -263,7 +263,12 @@ class _Asking:
         ordered = sorted(answers, key=lambda node: self._sites[node].client)
         sites = tuple(self._read([node], answers[node], self._sites[node].name) for node in ordered)
         summed = sum((answers[node] for node in ordered), np.zeros_like(answers[ordered[0]]))
-        return _Answers(sites, self._read(ordered, summed, "all"))
+        total = self._read(ordered, summed, "all")
+        columns = tuple(
+            replace(column, missing_between=_added([site.columns[i] for site in sites]))
+            for i, column in enumerate(total.columns)
+        )
+        return _Answers(sites, replace(total, columns=columns))
 
     def summed(self) -> _Answers:
         """Return the statistics of all sites together, of which the server sees only the sum.
@@ -450,15 +455,17 @@ class _Asking:
             kind: sum(reply.noise.get(kind, 0.0) ** 2 for reply in replies)
             for kind in self._layout.kinds
         }
-        labels = parts.get(("labels", -1))
+        labels, examples = parts.get(("labels", -1)), int(parts[EXAMPLES, -1][0])
+        hidden = None if any(variances.values()) else [reply.minimum - 1 for reply in replies]
         return SiteStatistics(
             name=name,
-            examples=int(parts[EXAMPLES, -1][0]),
+            examples=examples,
             minimum=max(reply.minimum for reply in replies),
             noise={kind: math.sqrt(value) for kind, value in variances.items() if value},
             labels=None if labels is None else _counts(labels),
             columns=tuple(
-                _column(index, form, parts) for index, form in enumerate(self._layout.columns)
+                _column(index, form, parts, examples, hidden)
+                for index, form in enumerate(self._layout.columns)
             ),
         )
 
@@ -467,8 +474,22 @@ def _counts(part: Ints) -> Counts:
     return Counts(tuple(part[:-1].tolist()), int(part[-1]))
 
 
-def _column(index: int, form: ColumnForm, parts: Mapping[PartName, Ints]) -> ColumnStatistics:
-    """Return the statistics of a column."""
+def _column(
+    index: int,
+    form: ColumnForm,
+    parts: Mapping[PartName, Ints],
+    examples: int,
+    hidden: Sequence[int] | None,
+) -> ColumnStatistics:
+    """Return the statistics of a column.
+
+    Args:
+        index: of the column.
+        form: of the column.
+        parts: of an answer, or of a sum of answers.
+        examples: of these sites.
+        hidden: the largest count that each of them does not tell of; None where counts have noise.
+    """
     missing, counts = parts.get(("missing", index)), parts.get(("categories", index))
     cells = parts.get(("quantiles", index))
     known, mean, deviation = _moments(parts.get(("moments", index)))
@@ -477,12 +498,31 @@ def _column(index: int, form: ColumnForm, parts: Mapping[PartName, Ints]) -> Col
         name=form.name,
         categories=form.categories,
         missing=None if missing is None else int(missing[0]),
+        missing_between=None
+        if missing is None or hidden is None
+        else _missing_between(int(missing[0]), examples, hidden),
         known=known,
         mean=mean,
         deviation=deviation,
         counts=None if counts is None else _counts(counts),
         quantiles=tuple(QuantileValue(q.share, q.value, q.low, q.high) for q in found),
     )
+
+
+def _missing_between(told: int, examples: int, hidden: Sequence[int]) -> tuple[int, int]:
+    """Return between which numbers the missing values of one site, or of a sum, are."""
+    is_one, reach = len(hidden) == 1, sum(hidden)
+    low = told if is_one and told < examples else told - reach
+    high = told if is_one and told else told + reach
+    return max(low, 0), min(high, examples)
+
+
+def _added(columns: Sequence[ColumnStatistics]) -> tuple[int, int] | None:
+    """Return between which numbers the missing values of a column are at all sites together."""
+    ranges = [column.missing_between for column in columns if column.missing_between is not None]
+    if len(ranges) < len(columns):
+        return None
+    return sum(low for low, _ in ranges), sum(high for _, high in ranges)
 
 
 def _moments(part: Ints | None) -> tuple[int | None, float | None, float | None]:
