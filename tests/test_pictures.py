@@ -22,7 +22,7 @@ from fedkeel import config
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import RunOptions, serve
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.pictures import BINS, PICTURES, Pictures, roc_curve
+from fedkeel.records.pictures import BINS, PICTURES, Pictures, area_below, roc_curve
 from fedkeel.report.page import render_report
 from fedkeel.report.prediction_charts import prediction_charts
 from fedkeel.report.runs import MethodResults, load_runs
@@ -411,3 +411,18 @@ def test_a_task_without_pictures_writes_none(tmp_path: Path) -> None:
     pictures = made(tmp_path / "run", 2, y, RNG.normal(size=(130, 2)), kind="sequential", task=task)
     assert pictures is None
     assert PICTURES not in RunFolder(tmp_path / "run").read_run().digests
+
+
+def test_fewer_bins_hold_for_the_pictures_too(tmp_path: Path) -> None:
+    """A site that asks for them sends no finer counts at the end of a run."""
+    task = {"metrics": ["auprc", "auroc(bins=20)"]}
+    y = (X[:, 0] > 0).astype(np.int64), (X_TEST[:, 0] > 0).astype(np.int64)
+    pictures = made(tmp_path / "run", 2, *y, kind="sequential", task=task)
+    assert pictures is not None
+    assert pictures.probabilities is not None
+    assert pictures.probabilities.shape == (22, 2)
+    assert pictures.probabilities.sum() == len(X_TEST)
+    last = RunFolder(tmp_path / "run").rows()[-1].test
+    assert last is not None
+    curve = roc_curve(pictures.probabilities)
+    assert area_below(*curve) == pytest.approx(last["auroc"])

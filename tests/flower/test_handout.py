@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import sites
 from commands import call, experiment
 from each import each
 from fedkeel.config import Experiment, load
@@ -27,6 +28,7 @@ from fedkeel.flower.handout.places import Places
 from fedkeel.flower.local import keys
 from fedkeel.flower.local.processes import NAME, FlowerProcesses, free_port
 from fedkeel.flower.node.node import Node
+from fedkeel.flower.server.serve import RunOptions, serve
 from fedkeel.flower.server.traffic import EVALUATION
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
@@ -115,19 +117,20 @@ def test_the_bytes_of_tensors_are_those_of_the_record(
     node, row = first_round(settings, folder)
     up: dict[str, int] = {}
     down: dict[str, int] = {}
-    for found, total, times in (
+    for items, total, times in (
         (answers(settings, node, 3), up, 6),
         (requests(settings, node, 3), down, 3),
     ):
-        for item in found:
+        for item in items:
             if item.part and item.in_round:
                 assert item.size is not None
                 total[item.part] = total.get(item.part, 0) + times * item.size
-    assert up == {part: count for part, count in row.bytes_up.items() if count}
+    found = {part: count for part, count in row.bytes_up.items() if part != EVALUATION}
+    assert up == {part: count for part, count in found.items() if count}
     trained = {part: count for part, count in row.bytes_down.items() if part != EVALUATION}
     assert down == {part: count for part, count in trained.items() if count}
     evaluated = [item for item in requests(settings, node, 3) if "evaluated" in item.what]
-    assert bool(evaluated) == (EVALUATION in row.bytes_down)
+    assert bool(evaluated) == (EVALUATION in row.bytes_down) == (EVALUATION in row.bytes_up)
 
 
 def test_the_bytes_of_secure_sums_are_those_of_the_record(toy: Path, tmp_path: Path) -> None:
@@ -139,6 +142,53 @@ def test_the_bytes_of_secure_sums_are_those_of_the_record(toy: Path, tmp_path: P
     assert found == pytest.approx(sum(row.bytes_up.values()), rel=0.01)
     words_of_update = [item for item in sent if item.what.startswith("The update")]
     assert words_of_update == [], "no single update is sent"
+
+
+@each("metric", ["accuracy", "auroc", "auroc(bins=20)"])
+def test_the_bytes_of_scores_are_at_most_those_of_the_page(metric: str, tmp_path: Path) -> None:
+    """Sums that are 0 are left out where most are, so what is sent depends on the examples."""
+    evaluation = {"model": "global", "clients_every": 1}
+    settings = sites.experiment(
+        method="ditto", rounds=2, task={"metrics": [metric]}, evaluation=evaluation
+    )
+    sites.write_tables(tmp_path)
+    grid, out = sites.grid_of(tmp_path, settings), tmp_path / metric
+    result = serve(grid, settings, RunOptions(out))
+    rows = RunFolder(out).rows()
+    assert rows == result.rows
+    sent = answers(settings, grid.nodes[sites.FIRST], 3)
+    (scores,) = [item for item in sent if item.with_scores]
+    assert scores.when == (
+        "after each round, before the first, and up to 2 times more after each round and the last"
+    )
+    assert scores.size is not None
+    assert scores.at_most
+    evaluations = 3  # of the global model, of it by client, of the personal models
+    for row, count in zip(rows[1:], [1 + evaluations, evaluations], strict=True):
+        most, found = 3 * count * scores.size, row.bytes_up[EVALUATION]
+        assert found == most if metric == "accuracy" else 0 < found < most
+        assert row.bytes_down[EVALUATION] == count * row.bytes_down["model"]
+
+
+def test_what_counts_by_score_tell_is_named(tmp_path: Path) -> None:
+    sites.write_tables(tmp_path)
+    data = sites.DATA | {"labels": ["no", "yes"]}
+    for metric, cells in (("auroc", "30,724"), ("auroc(bins=20)", "44")):
+        one = sites.experiment(data=data, task={"metrics": ["accuracy", metric]})
+        node, _ = example_node(one, str(tmp_path / "0.csv"), 3)
+        assert node is not None
+        found = [item for item in answers(one, node, 3) if item.at_most]
+        assert [item.when.partition(",")[0] for item in found] == [
+            "after each round",
+            "at the end of a run",
+        ]
+        assert f"counts by score and true label for auroc ({cells} cells)" in found[0].what
+        assert f"counts by score and true label ({cells} cells)" in found[1].what
+        app = tmp_path / cells
+        write_handout(one, app, Places(), 3, node)
+        text = Text(page(app, "node")).text
+        assert "the server sees its score and its true label" in text
+        assert "auroc(bins=100)" in text
 
 
 IN_WORDS = {
@@ -213,7 +263,7 @@ def test_a_page_needs_nothing_else_and_has_the_federations_values(
 
 def sums(text: str) -> dict[str, int]:
     """The sums of the first table of messages, by when they are sent."""
-    found = re.findall(r"together (each round[a-z ]*) ([\d,]+) bytes", text)
+    found = re.findall(r"together (each round[a-z ]*?) (?:at most )?([\d,]+) bytes", text)
     return {when.strip(): int(size.replace(",", "")) for when, size in reversed(found)}
 
 
@@ -234,7 +284,9 @@ def test_the_sum_of_a_round_has_its_scores(every: int, hospitals: Path, tmp_path
             "each round without scores": training,
             "each round with scores": training + scores,
         }
-    assert sums(Text(page(app, "node")).text) == together
+    text = Text(page(app, "node")).text
+    assert sums(text) == together
+    assert text.count("at most") == 3  # the scores, the pictures, and the sum
 
 
 def test_the_page_of_a_node_says_what_the_node_needs(hospitals: Path, tmp_path: Path) -> None:

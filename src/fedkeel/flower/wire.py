@@ -32,6 +32,9 @@ STATES, PLACES = "states", "places"
 """In the record of a client's scores: the sums that make its metrics, and where most of them are 0,
 the places of the others."""
 
+NUMBER = 8
+"""Bytes of a number of a sum, of a loss or of a diagnostic."""
+
 _MAGIC = np.lib.format.magic(1, 0)
 
 
@@ -193,6 +196,13 @@ def sums_record(sums: Tensor) -> MetricRecord:
     if 2 * len(places) >= len(sums) or not len(places):
         return MetricRecord({STATES: sums.tolist()})
     return MetricRecord({PLACES: places.tolist(), STATES: sums[places].tolist()})
+
+
+def sums_nbytes(content: RecordDict) -> int:
+    """Return the bytes of the numbers in all sums of a reply, and of their places."""
+    records = (record for record in content.values() if isinstance(record, MetricRecord))
+    lengths = (len(v) for record in records for v in record.values() if isinstance(v, list))
+    return NUMBER * sum(lengths)
 
 
 def read_sums(content: RecordDict, name: str, size: int) -> Tensor:

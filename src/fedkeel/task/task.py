@@ -210,7 +210,8 @@ class Task:
             quantity_of(network.task_loss),
         )
         metrics = make_metric_set(network, self.metrics, self.score, info, pair.x, pair.y)
-        return replace(metrics, pictures=picture_metrics(info, network.task_loss, data.y))
+        cells = metrics.score_cells.values()
+        return replace(metrics, pictures=picture_metrics(info, network.task_loss, data.y, cells))
 
     @staticmethod
     def _make(model: Callable[[], nn.Module], seed: int) -> nn.Module:

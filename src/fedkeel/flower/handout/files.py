@@ -33,6 +33,8 @@ FOLDER = "for-it"
 USER, UID = "fedkeel", 1000
 """The user who runs the programs, and its number in a container."""
 
+WITHOUT_SCORES = "each round without scores"
+
 _HERE = Path(__file__).parent
 
 
@@ -90,6 +92,7 @@ def write_handout(
         "clients": 1 if node is None else len(node.clients),
         "state_bytes": kept,
         "why_unknown": why_unknown,
+        "without_scores": WITHOUT_SCORES,
     }
     folder, pages = app / FOLDER, []
     with writing(f"{folder} cannot be written to."):
@@ -119,9 +122,9 @@ def _totals(sent: list[Sent], node: Node | None) -> dict[str, int]:
     scores = sum(item.size or 0 for item in sent if item.with_scores)
     if not scores:
         return {EACH_ROUND: training}
-    if any(item.when == AFTER_EACH_ROUND for item in sent if item.with_scores):
+    if any(item.when.startswith(AFTER_EACH_ROUND) for item in sent if item.with_scores):
         return {EACH_ROUND: training + scores}
-    return {"each round without scores": training, "each round with scores": training + scores}
+    return {WITHOUT_SCORES: training, "each round with scores": training + scores}
 
 
 def _entry(places: Places, nodes: int, has_own_data: bool) -> str:

@@ -35,14 +35,13 @@ from fedkeel.flower.secure_protocol import (
     session_of,
     texts,
 )
-from fedkeel.flower.wire import HEADER, Header
+from fedkeel.flower.wire import HEADER, NUMBER, Header
 from fedkeel.method.compose import Plan
 from fedkeel.method.docs import docstring
 from fedkeel.method.grammar import parse
 from fedkeel.method.part import Part
-
-FLOAT = 8
-"""Bytes of a number of a sum, of a loss or of a diagnostic."""
+from fedkeel.records.pictures import PROBABILITIES
+from fedkeel.task.metrics.metric_set import MetricSet
 
 DIGEST = "0" * 16
 EACH_ROUND, EACH_CLIENT = "each round", "each round, for each client that it trains"
@@ -66,6 +65,7 @@ class Sent:
         in_round: whether each round of training has it.
         part: the name under which the records of a run count its bytes, "" for headers.
         with_scores: whether it belongs to the evaluation, which not every round need have.
+        at_most: whether so many bytes are the most, because zeros are left out.
     """
 
     what: str
@@ -74,6 +74,7 @@ class Sent:
     in_round: bool = False
     part: str = ""
     with_scores: bool = False
+    at_most: bool = False
 
 
 def answers(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent]:
@@ -116,8 +117,9 @@ def requests(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent
         found.append(Sent(words, EACH_ROUND, keys, True))
     if _evaluates(experiment, node):
         size = None if node is None else _size(node.specs.evaluation, ("",))
-        when = _times(experiment.evaluation.every)
-        found.append(Sent("The model, to be evaluated", when, size, with_scores=True))
+        is_judged = _are_judged(experiment, node)
+        when = _times(experiment, is_judged, 3)
+        found.append(Sent("The model, to be evaluated", when, size, with_scores=is_judged))
     return found
 
 
@@ -205,7 +207,7 @@ def _numbers(node: Node | None, when: str) -> Sent:
         what += f"; diagnostics of the method: {', '.join(names)}"
     size = None
     if node is not None:
-        size = _length(_training_reply(node)) + FLOAT * (1 + len(names))
+        size = _length(_training_reply(node)) + NUMBER * (1 + len(names))
     return Sent(what, when, size, True)
 
 
@@ -223,7 +225,7 @@ def _secure_answers(plan: Plan, node: Node | None, nodes: int) -> Iterator[Sent]
     what = "The masked sum of the clients of this node: their update"
     what += "".join(f", the message of the method's part {name}" for name in parts)
     what += ", weight, loss and diagnostics. By itself it looks like random numbers"
-    yield Sent(what, EACH_ROUND, None if layout is None else FLOAT * layout.size, True)
+    yield Sent(what, EACH_ROUND, None if layout is None else NUMBER * layout.size, True)
     what = "Numbers beside it: of each client its steps and examples, and whether it has trained; "
     what += "on what device, and how"
     yield Sent(what, EACH_ROUND, None if node is None else _length(_training_reply(node)), True)
@@ -236,25 +238,60 @@ def _secure_answers(plan: Plan, node: Node | None, nodes: int) -> Iterator[Sent]
 
 def _evaluates(experiment: Experiment, node: Node | None) -> bool:
     """Return whether nodes measure models: on data or by models that only they have."""
+    return _are_judged(experiment, node) or (
+        node is not None and node.prepared.plan.has_personal_models
+    )
+
+
+def _are_judged(experiment: Experiment, node: Node | None) -> bool:
+    """Return whether a run is judged by what nodes measure."""
     return is_on_nodes(experiment) or (node is not None and node.prepared.judges == "personal")
 
 
 def _scores(experiment: Experiment, node: Node | None) -> Iterator[Sent]:
-    metrics = None if node is None else node.prepared.setup.metrics
-    size = None if metrics is None else FLOAT * metrics.on_nodes().state_size
+    metrics, size, counts = None, None, None
+    if node is not None:
+        metrics, number = node.prepared.setup.metrics, NUMBER * len(node.clients)
+        size = number * metrics.on_nodes().state_size
+        counts = number * metrics.of_pictures().state_size
     what = "Scores of the model, and of a model of the site's own where the method makes one, on "
     what += "examples of this site that are kept aside: sums over all of them"
     if metrics is not None:
-        what += f", for {', '.join(metrics.on_nodes().order)}"
-    yield Sent(what, _times(experiment.evaluation.every), size, with_scores=True)
-    counts = None if metrics is None else FLOAT * metrics.of_pictures().state_size
-    if counts != 0:
-        what = "Counts for the pictures of the report, such as right and wrong answers by class; "
-        what += "so many bytes at most: zeros are left out"
-        yield Sent(what, "at the end of a run", counts)
+        what += f", for {', '.join(metrics.on_nodes().order)}{_by_score(metrics)}"
+    is_judged = _are_judged(experiment, node)
+    yield Sent(what, _times(experiment, is_judged, 2), size, with_scores=is_judged, at_most=True)
+    if is_judged and counts != 0:
+        what = "Counts for the pictures of the report, such as right and wrong answers by class"
+        if metrics is not None and PROBABILITIES in metrics.of_pictures().order:
+            cells = metrics.of_pictures().sizes[-1]
+            what += f", and counts by score and true label ({cells:,} cells)"
+        yield Sent(what, "at the end of a run", counts, at_most=True)
 
 
-def _times(every: int) -> str:
+def _by_score(metrics: MetricSet) -> str:
+    """Return which metrics count examples by score and true label, and in how many cells."""
+    cells = [f"{name} ({count:,} cells)" for name, count in metrics.score_cells.items()]
+    return f"; counts by score and true label for {', '.join(cells)}" if cells else ""
+
+
+def _times(experiment: Experiment, is_judged: bool, more: int) -> str:
+    """Return when models are measured.
+
+    Args:
+        experiment: what the federation runs.
+        is_judged: whether the run is judged by what nodes measure.
+        more: how many times more at most, where each client's scores are due.
+    """
+    settings = experiment.evaluation
+    due = "after the last round"
+    if settings.clients_every:
+        due = f"{_after(settings.clients_every)} and the last"
+    if not is_judged:
+        return due
+    return f"{_after(settings.every)}, before the first, and up to {more} times more {due}"
+
+
+def _after(every: int) -> str:
     return AFTER_EACH_ROUND if every == 1 else f"after every {counted(every, 'round')}"
 
 

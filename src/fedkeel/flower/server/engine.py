@@ -65,7 +65,7 @@ from fedkeel.flower.server.secure_exchange import SECURE_SUM
 from fedkeel.flower.server.secure_rounds import SecureRounds
 from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecord
 from fedkeel.flower.server.trainings import NodeTrainings
-from fedkeel.flower.wire import TENSORS, WireError, of_client, unpack
+from fedkeel.flower.wire import TENSORS, WireError, of_client, sums_nbytes, unpack
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import Tree, substates, walk
@@ -385,6 +385,8 @@ class NodeClients(KeepsClientStates):
         for reply, request in self._asking.ask(kind, message, jobs, replied, EVALUATION):
             try:
                 content = reply.checked()
+                if kind != PICTURES:  # these come after the last record
+                    self._traffic.add_received_bytes(EVALUATION, sums_nbytes(content))
                 for client in request.client_ids:
                     row, count = rows[client], counts[client]
                     if kind == PICTURES:

@@ -133,7 +133,9 @@ class Requests:
         requests: Mapping[int, Request],
         further: Mapping[int, Mapping[str, ConfigRecord]] | None = None,
     ) -> dict[int, RecordDict]:
-        """Return what each node is sent, and count its bytes.
+        """Return what each node is sent, and count its bytes, but for pictures.
+
+        Pictures are asked for after the last record.
 
         Args:
             kind: message type.
@@ -143,12 +145,14 @@ class Requests:
         """
         tensors = pack(message_state(message))
         model: dict[str, State] = {"params": dict(message.params), "buffers": dict(message.buffers)}
-        name = EVALUATION if kind in (EVALUATE, PERSONAL, PICTURES) else "model"
+        name = EVALUATION if kind in (EVALUATE, PERSONAL) else "model"
         contents = {}
         for node, request in requests.items():
             contents[node] = RecordDict(
                 {HEADER: request.record(), TENSORS: tensors, **(further or {}).get(node, {})}
             )
+            if kind == PICTURES:
+                continue
             self._traffic.add_sent(name, model)
             for part, state in message.broadcast.items():
                 self._traffic.add_sent(part if name == "model" else name, {part: state})

@@ -120,7 +120,7 @@ def _of_thresholds(info: TaskInfo, name: str, bins: int | None, finish: Finish) 
     count = BINS if bins is None else need_bins(bins)
     binary = info.outputs == 2 and not info.target
     labels = 1 if binary else info.scores[0]
-    size = labels * (count + 2) * 2
+    size = labels * cell_count(count)
 
     def sums(kept: Tensor, own: float) -> Tensor:
         cells = _cells(*_unpacked(kept, labels), count)
@@ -192,10 +192,12 @@ def _cells(odds: Tensor, truth: Tensor, bins: int) -> Tensor:
     return torch.where(truth < 0, -1, cells)
 
 
-def odds_cells(output: Outputs, y: Tensor) -> Tensor:
-    """Return [B, 1] the cells of examples of two classes: of `BINS` bins, and two without a score.
+def cell_count(bins: int) -> int:
+    """Return the number of cells of one label: of each bin, and of two without a score."""
+    return 2 * (bins + 2)
 
-    See `_cells`.
-    """
+
+def odds_cells(output: Outputs, y: Tensor, size: int) -> Tensor:
+    """Return [B, 1] the cells of examples of two classes, of `size` in all. See `_cells`."""
     truth = torch.where(y < 0, -1, (y == 1).long()).view(len(y), -1)
-    return _cells(log_odds(output, y), truth, BINS)
+    return _cells(log_odds(output, y), truth, size // 2 - 2)

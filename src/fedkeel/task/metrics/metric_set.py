@@ -216,6 +216,12 @@ class MetricSet:
         ]
         return torch.cat([states, *columns], dim=1)
 
+    @property
+    def score_cells(self) -> dict[str, int]:
+        """Metrics of which nodes send counts by score and true label, and in how many cells."""
+        sums = {m.name: m.on_nodes for m in self.pooled if m.name != LOSS}
+        return {name: one.size for name, one in sums.items() if one is not None}
+
     def why_not_on_nodes(self) -> str:
         """Return the name of a metric that nodes cannot send as sums, "" where there is none."""
         return next((metric.name for metric in self.pooled if metric.on_nodes is None), "")

@@ -5,6 +5,7 @@ Like all metrics they are sums over examples. They are measured once, when a run
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -18,19 +19,22 @@ from fedkeel.task.metrics.classification import confusion_cells
 from fedkeel.task.outputs import Outputs, Target
 
 
-def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountMetric, ...]:
+def picture_metrics(
+    info: TaskInfo, loss: Loss, targets: Target, cells_by_score: Collection[int] = ()
+) -> tuple[CountMetric, ...]:
     """Return the counts that show what a model answers.
 
     Labels of at most `MAX_CLASSES` classes, and masks, have a confusion matrix, two classes also
-    counts by probability. One quantity has counts by its true and predicted value, in equal bins
-    between the smallest and the largest target of the training set; what lies outside counts in the
-    last bin. Behind the cells of a matrix, and of quantities, are those of answers that are NaN:
-    one for each true class, and one.
+    counts by probability, in no more cells than the metrics have. One quantity has counts by its
+    true and predicted value, in equal bins between the smallest and the largest target of the
+    training set; what lies outside counts in the last bin. Behind the cells of a matrix, and of
+    quantities, are those of answers that are NaN: one for each true class, and one.
 
     Args:
         info: the task.
         loss: its loss.
         targets: those of the training set.
+        cells_by_score: `MetricSet.score_cells` of each metric that has such.
     """
     if not isinstance(targets, Tensor):
         return ()
@@ -44,8 +48,9 @@ def picture_metrics(info: TaskInfo, loss: Loss, targets: Target) -> tuple[CountM
         cells = partial(confusion_cells, classes=info.classes)
         counts = [CountMetric(CONFUSION, size, cells, _nothing)]
         if info.classes == 2 and not places:
-            size = 2 * (areas.BINS + 2)
-            counts.append(CountMetric(PROBABILITIES, size, areas.odds_cells, _nothing))
+            size = min(cells_by_score, default=areas.cell_count(areas.BINS))
+            by_score = partial(areas.odds_cells, size=size)
+            counts.append(CountMetric(PROBABILITIES, size, by_score, _nothing))
         return tuple(counts)
     is_quantity = not info.classes and targets.ndim == 1 and info.scores in ((), (1,))
     if not is_quantity or loss in (bce, cox) or not len(targets):
