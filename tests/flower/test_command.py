@@ -388,7 +388,10 @@ def test_mistakes_are_said_in_four_lines(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "taken").write_text("a file, and no folder")
     for words, said in (
         (["up", file, "--out", "taken"], "taken/flower cannot be written to"),
-        (["up", file, "--data", "x.csv"], "--data goes with"),
+        (["up", file, "--data", "x.csv"], "set data.source = 'nodes', data.labels = "),
+        (["up", file, "--data", "x.csv"], "[partition] to kind = 'nodes', clients = 1"),
+        (["stats", file, "--data", "x.csv"], "set data.source = 'nodes', data.labels = "),
+        (["export", file, "--out", "app", "--data", "x.csv"], "set data.source = 'nodes', "),
         (["up", HOSPITALS / "experiment.toml"], "--data goes with"),
         (["up", HOSPITALS / "experiment.toml", "--data", "x.csv"], "expected 3 times --data"),
         (["up", HOSPITALS / "experiment.toml", *3 * ["--data", "x.csv"]], "no file or folder"),

@@ -396,7 +396,14 @@ def test_columns_are_the_same_everywhere(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="columns of client 1 and client 0 differ") as error:
         serve(grid, own(), RunOptions(tmp_path / "run"))
     assert "'c' as column 2; expected 'b'" in str(error.value)
-    columns(files[1], "a,b,c,kind")
+    columns(files[1], "a,c,kind")
+    lines = files[1].read_text().splitlines()
+    files[1].write_text("\n".join(f"{line},1" for line in lines).replace("kind,1", "kind,age"))
+    grid = nodes_with(tmp_path, own(), [str(f) for f in files])
+    with pytest.raises(DataError, match="columns of client 1 and client 0 differ") as error:
+        serve(grid, own(), RunOptions(tmp_path / "run"))
+    assert "client 1 lacks 'b' and also has 'age'" in str(error.value)
+    table(files[1], 1)
     grid = nodes_with(tmp_path, own(), [str(f) for f in files])
     assert serve(grid, own(), RunOptions(tmp_path / "run")).record.data.columns == ["a", "b", "c"]
 

@@ -65,7 +65,7 @@ def up(
 
     with many_imports():
         from fedkeel.cli.progress import shown_progress
-        from fedkeel.flower.data_on_nodes import is_on_nodes
+        from fedkeel.flower.data_on_nodes import how_to_move, is_on_nodes
         from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
         from fedkeel.records.folder import RunFolder
         from fedkeel.report.page import write_report
@@ -78,7 +78,8 @@ def up(
         raise ConfigError(
             "--data goes with data.source = 'nodes', once for each client.",
             got=f"data.source = {experiment.data.source!r} and {count} times --data",
-            expected=f"{needed} times --data",
+            expected=f"{needed} times --data" if needed else "no --data",
+            do=None if needed else how_to_move(experiment, count),
         )
     hardware = " ".join(_hardware(device, engine))
     configs = data_configs(data) if data else shared_configs(nodes)

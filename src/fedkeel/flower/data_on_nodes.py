@@ -69,6 +69,18 @@ def is_on_nodes(experiment: Experiment) -> bool:
     return source
 
 
+def how_to_move(experiment: Experiment, nodes: int) -> str:
+    """Return what to set where an experiment reads its data itself and nodes are to read theirs."""
+    labels = list(experiment.data.labels) or "[all labels, in one order]"
+    unnamed = [name for name, known in experiment.data.categories_of.items() if not known]
+    return (
+        f"for data on nodes set data.source = 'nodes', data.labels = {labels}, "
+        + "".join(f"data.categories.{name} = [all of them], " for name in unnamed)
+        + f"and [partition] to kind = 'nodes', clients = {nodes} and nothing else "
+        'but holdout_by; fedkeel\'s page "Run in Flower" has these lines'
+    )
+
+
 def ingredients(experiment: Experiment, federation: Federation, test: Dataset) -> Ingredients:
     """Return the ingredients of a run at either end.
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from fedkeel.base.named_files import expanded
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError, FedkeelError
-from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.data_on_nodes import how_to_move, is_on_nodes
 from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.node.node import Node
 
@@ -35,6 +35,7 @@ def example_node(experiment: Experiment, data: str | None, nodes: int) -> tuple[
         raise ConfigError(
             "--data goes with data.source = 'nodes'.",
             got=f"data.source = {experiment.data.source!r}",
+            do=how_to_move(experiment, nodes),
         )
     if has_own_data and data is None:
         return None, NO_DATA

@@ -13,7 +13,7 @@ from fedkeel.base.named_files import writing
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError, RunError, did_you_mean
 from fedkeel.features.budget.policy import read_policy
-from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.data_on_nodes import how_to_move, is_on_nodes
 from fedkeel.flower.export import export
 from fedkeel.flower.local.federation import data_configs
 from fedkeel.flower.local.processes import (
@@ -56,6 +56,7 @@ def configs_with_policy(
             got=f"data.source = {experiment.data.source!r} and {len(data)} times --data"
             + (" beside --federation" if federation is not None else ""),
             expected="data.source = 'nodes', and --federation NAME, or --data for each client",
+            do=None if is_on_nodes(experiment) else how_to_move(experiment, len(data) or needed),
         )
     if policy is None:
         raise ConfigError(

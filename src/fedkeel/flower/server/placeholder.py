@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
-from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
         DataError: the nodes' data do not fit together.
     """
     nodes = [descriptions[client] for client in sorted(descriptions)]
-    first = nodes[0]
+    first, columns = nodes[0], _common_columns(nodes)
     if not first.labels:  # the largest number that any node has seen
         first = first.model_copy(update={"classes": max(node.classes for node in nodes)})
     for client, node in enumerate(nodes):
@@ -50,7 +49,6 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
                 got=_form_text(node),
                 expected=_form_text(first),
             )
-    columns = _common_columns(nodes)
     train_sizes = [node.clients[0].train_examples for node in nodes]
     test_sizes = np.array([node.clients[0].test_examples for node in nodes], dtype=np.int64)
     owners = np.flatnonzero(test_sizes)
@@ -95,10 +93,27 @@ def _common_columns(nodes: list[NodeDescription]) -> tuple[str, ...]:
     tables = [(client, node.columns) for client, node in enumerate(nodes) if node.columns]
     first, expected = tables[0] if tables else (0, ())
     for client, columns in tables:
-        for place, (name, other) in enumerate(zip_longest(columns, expected), start=1):
+        what = f"The columns of client {client} and client {first} differ."
+        facts = [
+            f"{verb} {', '.join(map(repr, names[:4]))}{', ...' * (len(names) > 4)}"
+            for verb, names in (
+                ("lacks", [name for name in expected if name not in columns]),
+                ("also has", [name for name in columns if name not in expected]),
+            )
+            if names
+        ]
+        if facts:
+            raise DataError(
+                what,
+                got=f"client {client} {' and '.join(facts)}",
+                expected=f"the {len(expected)} columns of client {first}",
+                do="write the same columns in the same order on every node, or leave out those "
+                "that not all have, in the experiment of all: data.drop",
+            )
+        for place, (name, other) in enumerate(zip(columns, expected, strict=False), start=1):
             if name != other:
                 raise DataError(
-                    f"The columns of client {client} and client {first} differ.",
+                    what,
                     got=f"{name!r} as column {place}",
                     expected=f"{other!r}",
                     why="columns are matched by their position, not by their name",
