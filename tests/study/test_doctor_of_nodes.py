@@ -16,9 +16,15 @@ from commands import call
 from fedkeel.config import to_toml
 from fedkeel.data.read.scaling import Moments
 from fedkeel.flower.server.statistics import collect, read_kinds
-from fedkeel.records.node_statistics import FILE, NodeStatistics
+from fedkeel.records.node_statistics import (
+    FILE,
+    ColumnStatistics,
+    Counts,
+    NodeStatistics,
+    SiteStatistics,
+)
 from fedkeel.report.doctor_page import render_doctor_page
-from fedkeel.report.doctor_text import terminal_page
+from fedkeel.report.doctor_text import headline, terminal_page
 from fedkeel.study.doctor.heterogeneity import label_skew, moment_skew, size_skew
 from fedkeel.study.doctor.nodes import judge_statistics
 from sites import QUICK, SIZES, experiment, grid_of, write_tables
@@ -65,6 +71,7 @@ def test_of_secure_sums_only_sizes_are_known(tmp_path: Path) -> None:
     record = judge_statistics(made, collect(grid_of(tmp_path, made), made, ("labels", "moments")))
     levels = {finding.key: finding.level for finding in record.findings}
     assert levels == {"labels": "unknown", "sizes": "fine", "inputs": "unknown"}
+    assert headline(record) == "Nothing stands out of what is known."
     assert record.histogram == ()
 
 
@@ -107,6 +114,72 @@ def test_sites_whose_means_are_far_apart_stand_out(tmp_path: Path) -> None:
     assert inputs is not None
     assert inputs.level == "problem"
     assert inputs.numbers["between"] == pytest.approx(1.0, abs=0.35)
+
+
+def sites_of(
+    labels: list[tuple[tuple[int, ...], int]], means: list[dict[str, float | None]]
+) -> NodeStatistics:
+    """Statistics of sites whose counts are from 10 on; each column has a deviation of its mean."""
+    sites = []
+    for number, ((shown, rest), of_site) in enumerate(zip(labels, means, strict=True)):
+        size = sum(shown) + rest
+        columns = tuple(
+            ColumnStatistics(name, known=0)
+            if mean is None
+            else ColumnStatistics(name, known=size, mean=mean, deviation=mean)
+            for name, mean in of_site.items()
+        )
+        counts = Counts(shown, rest)
+        sites.append(SiteStatistics(f"site {number}", size, 10, {}, counts, columns))
+    total = SiteStatistics("all", sum(site.examples for site in sites), 10)
+    return NodeStatistics("sites", ("labels", "moments"), False, ("no", "yes"), (*sites,), total)
+
+
+def test_a_site_that_tells_of_no_label_is_named_and_not_called_alike() -> None:
+    """Of four hospitals 45, 33, 94 and 75 % are ill; the third hides that 6 are not."""
+    means: list[dict[str, float | None]] = [{"age": 50.0}] * 4
+    labels = [((159, 129), 0), ((188, 91), 0), ((0, 0), 108), ((47, 138), 0)]
+    record = judge_statistics(experiment(), sites_of(labels, means))
+    found = record.finding("labels")
+    assert found is not None
+    assert found.level == "notable"
+    assert "alike" not in found.says
+    assert "differ between clients, by less than what counts as skew" in found.says
+    assert "Without site 2, where a label is too rare for any to be told" in found.says
+    assert "Nearly all examples have the same label at site 2" in found.says
+    assert any("108 at site 2" in note for note in record.notes)
+    assert record.label_names == ("no", "yes", "in no count")
+    assert record.histogram[2] == (0, 0, 108)
+    assert "Worth a look: label skew." in headline(record)
+    few = judge_statistics(experiment(), sites_of([*labels[:2], ((0, 0), 15)], means[:3]))
+    found = few.finding("labels")
+    assert found is not None
+    assert "Without site 2" in found.says
+    assert "Nearly all" not in found.says  # both labels may have fewer than ten
+
+
+def test_columns_that_sites_differ_in_are_named() -> None:
+    labels = [((150, 150), 0)] * 3
+    means: list[dict[str, float | None]] = [
+        {"age": 50.0, "cholesterol": 248.0, "vessels": 1.0},
+        {"age": 50.0, "cholesterol": 0.0, "vessels": None},
+        {"age": 50.0, "cholesterol": 240.0, "vessels": None},
+    ]
+    found = judge_statistics(experiment(), sites_of(labels, means)).finding("inputs")
+    assert found is not None
+    assert "Most in 'cholesterol' (" in found.says
+    assert "'age'" not in found.says
+    assert "Constant: 'cholesterol' at site 1." in found.says
+    assert "Not told by every site, and left out: 'vessels'." in found.says
+
+
+def test_labels_are_called_alike_only_where_they_are() -> None:
+    means: list[dict[str, float | None]] = [{"age": 50.0}] * 2
+    for ill, alike in ((150, True), (155, True), (190, False), (250, False)):
+        labels = [((150, 150), 0), ((300 - ill, ill), 0)]
+        found = judge_statistics(experiment(), sites_of(labels, means)).finding("labels")
+        assert found is not None
+        assert ("are distributed alike" in found.says) == alike
 
 
 def test_the_command_judges_a_file_of_statistics(tmp_path: Path) -> None:

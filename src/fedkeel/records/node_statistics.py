@@ -37,7 +37,7 @@ class QuantileValue:
 
     Args:
         share: of the values that it is not below, in (0, 1).
-        value: an estimate; None where too little is known.
+        value: an estimate; None where its bounds are far apart, or not both known.
         low: it is at least this; None where nothing bounds it.
         high: it is at most this, likewise.
     """

@@ -24,8 +24,15 @@ _MARKS: dict[Level, tuple[str, str]] = {
 
 def headline(record: DoctorRecord) -> str:
     """Return in one sentence what matters most."""
-    problems = [item.title.lower() for item in record.findings if item.level == "problem"]
-    summary = f"What stands out: {enumeration(problems, 5)}." if problems else "Nothing stands out."
+    problems, notable, unknown = (
+        [item.title.lower() for item in record.findings if item.level == level]
+        for level in ("problem", "notable", "unknown")
+    )
+    summary = f"Nothing stands out{' of what is known' if unknown else ''}."
+    if problems:
+        summary = f"What stands out: {enumeration(problems, 5)}."
+    elif notable:
+        summary = f"Nothing stands out strongly. Worth a look: {enumeration(notable, 5)}."
     if not record.advised:
         return summary
     methods = enumeration([quoted(method) for method in record.methods])

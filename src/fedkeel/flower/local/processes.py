@@ -302,7 +302,7 @@ def json_answer(output: str) -> dict[str, Any]:
         raise RunError("Flower's answer cannot be read.", got=output.strip()[-300:]) from None
     if not values.get("success", True):
         reason = " ".join(str(values.get("error-message")).split())
-        raise RunError("Flower has refused this.", got=reason[-300:])
+        raise RunError("A command of Flower has failed.", got=reason[-300:])
     return values
 
 

@@ -25,10 +25,6 @@ MOST_TOKENS = 10_000
 """Most distinct tokens that are counted as columns."""
 
 
-NAMED_COLUMNS = 3
-"""Columns that are named as those in which clients differ most."""
-
-
 def measure_data(federation: Federation, seed: int) -> Measurements:
     """Return what the data say by themselves; the numbers of a pilot are empty."""
     data, sizes = federation.data, federation.sizes
@@ -38,7 +34,7 @@ def measure_data(federation: Federation, seed: int) -> Measurements:
     targets = _columns(data.y) if not data.has_labels and not histogram.size else None
     inputs = _columns(data.x)
     skew = _skew(inputs, rows)
-    columns_apart, constant = _by_name(federation, filled, skew)
+    apart, constant = _by_name(federation, filled, skew)
     labels = data.labels[federation.rows] if data.has_labels else None
     return Measurements(
         clients=len(federation),
@@ -50,7 +46,7 @@ def measure_data(federation: Federation, seed: int) -> Measurements:
         labels=label_skew(histogram) if histogram.size else None,
         targets=_skew(targets, rows),
         inputs=skew,
-        columns_apart=columns_apart,
+        columns_apart=apart,
         constant=constant,
         separability=None
         if inputs is None
@@ -83,21 +79,15 @@ def _by_name(
     data = federation.data
     if skew is None or not data.columns or len(data.columns) != len(skew.of_columns):
         return (), ()
-    order = sorted(range(len(data.columns)), key=lambda column: -skew.of_columns[column])
-    apart = tuple(
-        (data.columns[column], skew.of_columns[column])
-        for column in order[:NAMED_COLUMNS]
-        if skew.of_columns[column] > skew.by_chance
-    )
     known = () if data.schema is None else data.schema.columns
     of_numbers = {column.name for column in known if column.categories is None}
-    constant = tuple(
-        (name, str(federation.names[client] if federation.names else client))
+    names = federation.names or range(len(federation))
+    constant = [
+        (name, str(names[int(filled[place])]))
         for place, column in skew.constant
         if (name := data.columns[column]) in of_numbers or not known
-        for client in (int(filled[place]),)
-    )
-    return apart, constant
+    ]
+    return skew.most_apart(data.columns), tuple(constant)
 
 
 def histogram_of(federation: Federation) -> NDArray[np.int64]:

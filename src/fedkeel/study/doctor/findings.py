@@ -8,6 +8,7 @@ from fedkeel.errors import counted, enumeration
 from fedkeel.records.doctor import Finding, Level
 from fedkeel.study.doctor.measurements import (
     INPUTS_DIFFER,
+    LABELS_ALIKE,
     LABELS_DIFFER,
     LABELS_DIFFER_MUCH,
     Measurements,
@@ -43,8 +44,11 @@ def labels(m: Measurements) -> Finding | None:
         return None
     level = level_of(skew.beyond_chance, LABELS_DIFFER, LABELS_DIFFER_MUCH)
     what = "Labels" if m.has_labels else "Target tokens"
+    is_chance = skew.beyond_chance <= max(skew.by_chance, LABELS_ALIKE)
     verdict = {
-        "fine": "are distributed alike",
+        "fine": "are distributed alike"
+        if is_chance
+        else "differ between clients, by less than what counts as skew",
         "notable": "differ between clients",
         "problem": "differ strongly between clients",
     }[level]
@@ -121,7 +125,7 @@ def inputs(m: Measurements) -> Finding | None:
     }
     moments = (
         f"A client's mean input is {m.inputs.distance:.2f} deviations from that of all; small "
-        f"samples alone explain {m.inputs.by_chance:.2f}." + _columns(m)
+        f"samples alone explain {m.inputs.by_chance:.2f}." + named_columns(m)
     )
     if known is None:
         return Finding("inputs", "Input skew", "unknown", moments, numbers)
@@ -138,7 +142,7 @@ def inputs(m: Measurements) -> Finding | None:
     )
 
 
-def _columns(m: Measurements) -> str:
+def named_columns(m: Measurements) -> str:
     """Name the columns in which clients differ most, and those that are constant at a client."""
     says = ""
     if m.columns_apart:

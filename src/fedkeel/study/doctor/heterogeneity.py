@@ -151,6 +151,22 @@ class MomentSkew:
         """The part of `distance` that small samples do not explain."""
         return math.sqrt(max(self.distance**2 - self.by_chance**2, 0.0))
 
+    def most_apart(self, names: Sequence[str]) -> tuple[tuple[str, float], ...]:
+        """Return name and distance of the columns in which clients differ most, beyond chance.
+
+        Args:
+            names: F names of the columns.
+        """
+        order = sorted(range(len(names)), key=lambda column: -self.of_columns[column])
+        return tuple(
+            (names[column], self.of_columns[column])
+            for column in order[:NAMED_COLUMNS]
+            if self.of_columns[column] > self.by_chance
+        )
+
+
+NAMED_COLUMNS = 3
+"""Columns that are named as those in which clients differ most."""
 
 MIN_EXAMPLES = 4
 """Examples of a client from which on it is worth a word that a column does not vary there."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.study.doctor.heterogeneity import LabelSkew, MomentSkew, Separability, SizeSkew
 
-LABELS_DIFFER, LABELS_DIFFER_MUCH = 0.15, 0.45
-"""Total variation beyond chance from which labels count as skewed, and as strongly skewed."""
+LABELS_ALIKE, LABELS_DIFFER, LABELS_DIFFER_MUCH = 0.02, 0.15, 0.45
+"""Total variation beyond chance up to which labels are alike, and from which they count as skewed
+and as strongly skewed."""
 
 INPUTS_DIFFER = 0.5
 """Distance of mean inputs beyond chance, in deviations, from which inputs count as different."""
