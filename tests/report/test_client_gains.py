@@ -142,4 +142,6 @@ def test_scores_of_personal_and_global_models_are_not_ranked_together(make, tmp_
     assert "on the clients' own examples" in federation_gain(same) or "shows nothing" in (
         federation_gain(same)
     )
-    assert str(footnotes(result_rows(same))[0]).startswith("Accuracy: of the clients' models")
+    told = [str(note) for note in footnotes(result_rows(same))]
+    assert told[0].startswith("Accuracy: of the clients' models")
+    assert "local: each client trains alone." in told

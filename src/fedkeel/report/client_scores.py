@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from fedkeel.records.baselines import LOCAL
-from fedkeel.records.fairness import Gain, Spread, client_values, gain, spread
+from fedkeel.records.fairness import Gain, ScoreColumns, Spread, client_values, gain, spread
 from fedkeel.records.score import MetricInfo
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, add_method_rows, empty_figure, escaped, rounded
@@ -37,12 +38,15 @@ class RunClientScores:
         round: rounds completed.
         seed: of the run.
         by_client: score of each client that has one, by its index.
+        examples: of one test set that tells a share as well as the mean of these scores; None where
+            that is not known.
         new_clients: clients that no round selected.
     """
 
     round: int
     seed: int
     by_client: Mapping[int, float]
+    examples: int | None = None
     new_clients: frozenset[int] = frozenset()
 
     @property
@@ -134,11 +138,20 @@ def run_client_scores(
         return None
     for row in reversed(run.rows):
         is_own = model == "personal" and run.record.method != LOCAL
-        known = client_values(row.personal if is_own else row.per_client, score)
+        columns = row.personal if is_own else row.per_client
+        known = client_values(columns, score)
         if known:
             new = frozenset(run.record.new_clients)
-            return RunClientScores(row.round, run.record.seed, known, new)
+            return RunClientScores(row.round, run.record.seed, known, _of_mean(columns, known), new)
     return None
+
+
+def _of_mean(columns: ScoreColumns | None, clients: Collection[int]) -> int | None:
+    """Return the examples of one test set that tells a share as well as the mean over clients."""
+    sizes = (columns or {}).get("examples")
+    if not sizes:
+        return None
+    return int(len(clients) ** 2 / math.fsum(1 / (sizes[client] or 1) for client in clients))
 
 
 def client_scores(methods: Sequence[MethodResults]) -> list[ClientScores]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedkeel.base.feature import baselines, figures
 from fedkeel.errors import counted, printable
+from fedkeel.records.baselines import LOCAL
 from fedkeel.records.paired import paired_difference
 from fedkeel.records.statistics import Stat, is_tied
 from fedkeel.report.claims import Claims
@@ -236,8 +237,13 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
         text += "own, which the scores of clients judge; to judge by them in this table too, set "
         text += "evaluation.model = 'personal'."
         notes.append(Footnote("‡", text))
-    shown = dict.fromkeys(method.baseline for method in methods if method.baseline)
-    notes += [Footnote(name, f"{baselines()[name]}.") for name in shown]
+    shown = {method.baseline: method for method in methods if method.baseline}
+    for name, method in shown.items():
+        text = baselines()[name]
+        if name == LOCAL and method.judges == "global":
+            text += "; the score is the mean over the clients' models, each on the whole test set, "
+            text += "so on the examples of other clients too"
+        notes.append(Footnote(name, f"{text}."))
     for method in methods:
         if method.failed:
             text = f"training failed in {counted(method.failed, 'run')}."

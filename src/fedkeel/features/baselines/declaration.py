@@ -18,7 +18,7 @@ class BaselinesDeclaration(Declaration):
     table = "baselines"
     needs = ("personal",)
     baselines: ClassVar[Mapping[str, str]] = {
-        LOCAL: "each client trains alone; the score is of the models of all clients",
+        LOCAL: "each client trains alone",
         CENTRALISED: "one model is trained on the examples of all clients in one place, by as many "
         "steps as the clients make together",
     }

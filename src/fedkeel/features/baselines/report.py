@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedkeel.features.baselines.declaration import CENTRALISED
 from fedkeel.records.baselines import LOCAL
 from fedkeel.report.claims import Lead, lead_over
-from fedkeel.report.client_scores import ClientScores, client_scores
+from fedkeel.report.client_scores import client_scores
 from fedkeel.report.feature_report import FeatureReport
 from fedkeel.report.formatting import quoted
 from fedkeel.report.runs import MethodResults
@@ -27,66 +28,101 @@ class BaselinesReport(FeatureReport):
 
     @classmethod
     def notes(cls, methods: Sequence[MethodResults]) -> list[str]:
-        """Return what the baselines show: on the test set, and on what the clients hold out."""
-        gain = federation_gain([method.summary for method in methods])
-        return list(filter(None, [gain, _on_own_examples(methods) if gain else ""]))
+        """Return what the baselines show: on what clients hold out, or else as the table has it.
+
+        Where the table points the other way, a second sentence says why.
+        """
+        of_table = [method.summary for method in methods]
+        own = [scores for method in methods if (scores := _on_own_examples(method))]
+        if len(own) < len(methods):
+            return list(filter(None, [federation_gain(of_table)]))
+        answer = federation_gain(own, is_own=True)
+        return list(filter(None, [answer, _opposite_of(of_table, own) if answer else ""]))
 
 
-def _on_own_examples(methods: Sequence[MethodResults]) -> str:
-    """Return a sentence on the mean over clients, on the examples that they hold out.
+def _on_own_examples(method: MethodResults) -> MethodSummary | None:
+    """Return a summary whose score is the mean over clients, on the examples that they hold out.
 
-    "" where some hold out none: on examples that it is trained on, each client alone is best.
-    """
-    if methods[0].record.judges == "personal":
-        return ""  # the table of clients says it
-    means = [(scores, mean) for method in methods for scores, mean in _mean_over_clients(method)]
-    if len(means) < len(methods) or not means:
-        return ""
-    score = methods[0].record.score
-    texts = []
-    for scores, mean in means:
-        is_own = scores.label != scores.method.label
-        models = " (personal models)" if is_own else ""
-        texts.append(f"{quoted(scores.method.label)}{models} {score.format(mean)}")
-    where = "On the examples that clients hold out, after the last round"
-    return f"{where}, the mean over clients is {', '.join(texts)}."
-
-
-def _mean_over_clients(method: MethodResults) -> list[tuple[ClientScores, float]]:
-    """Return the mean over clients and seeds, of personal models where a method has them.
-
-    Of the last round in which they were evaluated; nothing where a run has no such scores.
+    Each client counts the same, with its personal model where it has one, after the last round in
+    which they were evaluated. None where a run lacks such scores or holds nothing out: on examples
+    that it is trained on, each client alone is best.
     """
     *_, scores = [None, *client_scores([method])]  # personal models come last
     has_all = scores is not None and len(scores.runs) == len(method.runs)
     if scores is None or not has_all or any(not r.record.partition.held_out for r in method.runs):
-        return []
-    return [(scores, statistics.fmean(statistics.fmean(run.values) for run in scores.runs))]
+        return None
+    runs = tuple(
+        replace(run, best=statistics.fmean(own.values), examples=own.examples, judges="personal")
+        for run, own in zip(method.summary.runs, scores.runs, strict=True)
+    )
+    return replace(method.summary, method=scores.label, runs=runs)
 
 
-def federation_gain(methods: Sequence[MethodSummary]) -> str:
+def federation_gain(methods: Sequence[MethodSummary], *, is_own: bool = False) -> str:
     """Return whether the best federated method gains over clients that train alone.
 
-    It compares the best scores, as the table does; "" where there is no baseline to compare with,
-    or nothing has been evaluated.
+    "" where there is no baseline to compare with, or nothing has been evaluated.
+
+    Args:
+        methods: the methods, compared by their best scores.
+        is_own: whether these are means over clients, as no table has them.
     """
-    scored = [method for method in methods if method.stat("best") is not None]
-    if shared_score(scored) is None:
+    best, baselines = _best_and_baselines(methods)
+    if best is None or not baselines:
         return ""
-    federated = [method for method in scored if not method.baseline]
-    baselines = {method.baseline: method for method in scored if method.baseline}
-    if not federated or not baselines:
-        return ""
-    best = federated[0]
-    for method in federated[1:]:
-        best = method if _is_better(method, best) else best
-    texts = [f"{quoted(best.method)} reached {_score(best)}"]
+    federated = [method for method in methods if method.stat("best") and not method.baseline]
+    texts = [f"{quoted(best.method)} {'' if is_own else 'reached '}{_score(best)}"]
     for name, what in ((LOCAL, "each client alone"), (CENTRALISED, "all examples in one place")):
         if name in baselines:
             texts.append(f"{quoted(baselines[name].method)} ({what}) {_score(baselines[name])}")
-    numbers = f"Is federation worth it? In the best round, {', '.join(texts)}."
-    return " ".join(
-        filter(None, [numbers, _conclusion(best, baselines.get(LOCAL), len(federated))])
+    where = "In the best round,"
+    if is_own:
+        where = "On the examples that clients hold out, after the last round, the mean over clients"
+        where += " is"
+        texts += [f"{quoted(m.method)} {_score(m)}" for m in federated if m is not best]
+    conclusion = _conclusion(best, baselines.get(LOCAL), len(federated))
+    return f"Is federation worth it? {where} {', '.join(texts)}. {conclusion}".rstrip()
+
+
+def _best_and_baselines(
+    methods: Sequence[MethodSummary],
+) -> tuple[MethodSummary | None, dict[str, MethodSummary]]:
+    """Return the best federated method, None for none, and the baselines by name.
+
+    Nothing where the methods are judged by different scores.
+    """
+    scored = [method for method in methods if method.stat("best") is not None]
+    if shared_score(scored) is None:
+        return None, {}
+    best = None
+    for method in scored:
+        if not method.baseline:
+            best = method if best is None or _is_better(method, best) else best
+    return best, {method.baseline: method for method in scored if method.baseline}
+
+
+def _opposite_of(table: Sequence[MethodSummary], own: Sequence[MethodSummary]) -> str:
+    """Return why the table points the other way than the clients' own examples, "" if it does not.
+
+    Only methods that the table judges as `local` count.
+    """
+    judged_by = next((method.judged_by for method in table if method.baseline == LOCAL), "")
+    alike = [method for method in table if method.judged_by == judged_by]
+    (best, of_table), (best_own, of_own) = map(_best_and_baselines, (alike, own))
+    local, local_own = of_table.get(LOCAL), of_own.get(LOCAL)
+    if best is None or best_own is None or local is None or local_own is None:
+        return ""
+    if _is_better(best, local) == _is_better(best_own, local_own):
+        return ""
+    why = (
+        "it counts all clients' examples together, so large clients count more"
+        if local.judges == "personal"
+        else f"it scores each model of {quoted(local.method)} on the whole test set, not only on "
+        "its client's own examples"
+    )
+    return (
+        f"The table points the other way: in the best round, {quoted(best.method)} reached "
+        f"{_score(best)}, {quoted(local.method)} {_score(local)}; {why}."
     )
 
 
