@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from commands import call
+from fedkeel import config
 from fedkeel.cli import app
 from fedkeel.cli.common import COMMAND_GROUPS, default_folder
 from fedkeel.data.read.survey import survey_tables
+from fedkeel.data.read.tables import read_table
+from fedkeel.errors import DataError
 
 COLUMNS = (
     *("patient_id", "age", "sex", "dose", "note", "visit"),
@@ -54,6 +57,22 @@ def test_a_column_of_patients_is_named_for_the_hold_out(patients: Path) -> None:
     assert (
         "60 different texts; where rows of one belong together, set partition.holdout" in done.out
     )
+
+
+def test_free_text_is_left_out_with_what_takes_it(patients: Path) -> None:
+    rows = [f"{i},no fever on day {i},{'ill' if i % 3 else 'well'}" for i in range(40)]
+    Path("notes.csv").write_text("\n".join(["dose,text,state", *rows]))
+    done = call("new", "notes", "--data", "notes.csv", "--label", "state")
+    told = " ".join(done.out.split())
+    assert done.code == 0
+    assert "left out text: 40 different texts; of a table with free text make a data set" in told
+    with pytest.raises(DataError, match=r"no column that can be an input.\n.*text: 40 diff") as e:
+        survey_tables([Path("notes.csv")], "state", drop=["dose"])
+    assert "[data.text]" in str(e.value)
+    assert "docs/guides/hugging-face.md, A table with text" in str(e.value)
+    with pytest.raises(DataError, match="column 'text' holds text") as e:
+        read_table(Path("notes.csv"), config.Data(source="notes.csv", label="state"))
+    assert "[data.text]" in str(e.value)
 
 
 def test_labels_of_hospitals(patients: Path) -> None:

@@ -194,7 +194,7 @@ def test_test_data_that_do_not_fit(table, tmp_path):
         ("age,lable\n1,0\n2,1\n", ("no column 'label'", "did you mean 'lable'", "data.label")),
         ("day,label\n2020-01-01,0\n", ("column 'day' does not hold numbers", "date32")),
         ("age,age,label\n1,2,0\n", ("two columns named 'age'",)),
-        ("label\n1\n2\n", ("no columns beside 'label'",)),
+        ("label\n1\n2\n", ("no columns of inputs", "only 'label' (data.label)")),
         ("age,label\n", ("no examples", "age, label")),
         ("age,label\n1,0\n2\n", ("cannot be read", "Expected 2 columns, got 1")),
         ("age,label\n1,0\n2\n", ("as many values", "double quotes")),

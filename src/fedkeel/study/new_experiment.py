@@ -359,7 +359,9 @@ class _Plan:
             has = "has" if len(gaps) == 1 else "have"
             text = f"{_some(gaps)} {has} gaps: filled by means, and marked by an input of its own"
             notes.append(("gaps", text))
-        notes += [("left out", f"{c.name}: {c.reason}") for c in survey.of_kind("left out")]
+        for column in survey.of_kind("left out"):
+            hint = f"; {column.hint}" if column.hint else ""
+            notes.append(("left out", f"{column.name}: {column.reason}{hint}"))
         notes += [("codes?", _codes_told(c)) for c in survey.of_kind("number") if c.codes]
         return notes + of_data
 

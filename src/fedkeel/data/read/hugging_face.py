@@ -49,7 +49,8 @@ def load_any(settings: Data, group: str | None = None) -> tuple[Dataset, Dataset
         raise DataError(
             "data.text is for a data set of Hugging Face.",
             got=f"data.source = {settings.source!r}",
-            do='name one: data.source = "hf:NAME", or take data.text away',
+            do='name one: data.source = "hf:NAME", or take data.text away '
+            "(docs/guides/hugging-face.md, A table with text)",
         )
     return load(settings, group=group)
 

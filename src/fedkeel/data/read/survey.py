@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from fedkeel.data.read.identifiers import encode_column, is_number
 from fedkeel.data.read.load import check_path
 from fedkeel.data.read.raw_examples import missing
-from fedkeel.data.read.table_columns import as_categories, as_numbers, is_text
+from fedkeel.data.read.table_columns import (
+    FREE_TEXT,
+    are_words,
+    as_categories,
+    as_numbers,
+    is_text,
+)
 from fedkeel.data.read.tables import read_columns
 from fedkeel.errors import DataError
 
@@ -47,6 +53,7 @@ class ColumnSurvey:
         categories: names of its categories.
         reason: why it is left out.
         codes: its values, where they are so few whole numbers that they may be codes.
+        hint: what could be done with what is left out.
     """
 
     name: str
@@ -55,6 +62,7 @@ class ColumnSurvey:
     categories: tuple[str, ...] = ()
     reason: str = ""
     codes: tuple[int, ...] = ()
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ def survey_tables(
 
     Raises:
         DataError: a file cannot be read or lacks a column that is named; the labels have gaps, are
-            all the same, or are different texts in most rows.
+            all the same, or are different texts in most rows; no column can be an input.
     """
     where = " and ".join(map(str, paths)) if len(paths) <= 2 else f"{len(paths)} tables"
     columns = _joined(paths, where, [label, *([] if client is None else [client])])
@@ -99,10 +107,20 @@ def survey_tables(
         if name is not None and name not in columns:
             raise missing(where, "column", name, list(columns), setting)
     names = [name for name in columns if name not in (label, client)]
+    target = _target(where, label, columns[label])
+    surveys = tuple(_survey(where, name, columns[name], name in drop) for name in names)
+    if all(column.kind == "left out" for column in surveys):
+        raise DataError(
+            f"{where} has no column that can be an input.",
+            got="; ".join(f"{column.name}: {column.reason}" for column in surveys)
+            or f"only {' and '.join(columns)}",
+            expected="numbers or categories in a column beside those of labels and clients",
+            do="; ".join(dict.fromkeys(column.hint for column in surveys if column.hint)),
+        )
     return TableSurvey(
         rows=len(columns[label]),
-        columns=tuple(_survey(where, name, columns[name], name in drop) for name in names),
-        target=_target(where, label, columns[label]),
+        columns=surveys,
+        target=target,
         clients=() if client is None else encode_column(where, client, columns[client])[1],
     )
 
@@ -163,9 +181,12 @@ def _survey(where: str, name: str, column: _Column, is_dropped: bool) -> ColumnS
         return ColumnSurvey(name, "left out", reason="no row has a value")
     if len(categories) > min(MOST_CATEGORIES, max(2, len(numbers) // 2)):
         reason = f"{len(categories):,} different texts"
-        if 2 * len(categories) <= len(numbers):  # such as a patient with several rows
-            reason += "; where rows of one belong together, set partition.holdout_by"
-        return ColumnSurvey(name, "left out", gaps, reason=reason)
+        hint = ""
+        if are_words(categories):
+            hint = FREE_TEXT
+        elif 2 * len(categories) <= len(numbers):  # such as a patient with several rows
+            hint = "where rows of one belong together, set partition.holdout_by"
+        return ColumnSurvey(name, "left out", gaps, reason=reason, hint=hint)
     return ColumnSurvey(name, "category", gaps, categories)
 
 

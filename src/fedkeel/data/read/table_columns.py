@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ _WHOLE = re.compile(r"([+-]?(?:0|[1-9][0-9]*))(?:\.0*)?")
 
 FILL = 'set missing = "mean" or "indicator" in [data] to fill gaps'
 """What to do about missing values."""
+
+FREE_TEXT = (
+    "of a table with free text make a data set of Hugging Face, by one line, and set [data.text] "
+    "(docs/guides/hugging-face.md, A table with text)"
+)
+"""What to do about a column of free text."""
 
 _CORRECT = "write a number, or leave out the row"
 """What to do about a value that a trained model cannot take."""
@@ -166,6 +173,7 @@ def _holds_text(where: Path | str, name: str, column: _Column, is_for_model: boo
         row, text = _first_text(column)
     except UnicodeDecodeError:  # in a damaged file
         return not_utf8(where, f"column {name!r}")
+    name_it = "or name the column in data.drop, data.label or data.client"
     return DataError(
         f"{where}: column {name!r} holds text.",
         got=f"{text[:40]!r} in row {row} (counted from 0)",
@@ -173,11 +181,16 @@ def _holds_text(where: Path | str, name: str, column: _Column, is_for_model: boo
         if is_for_model
         else "numbers in every column but those of labels, clients and categories",
         do=_without_percent(text.strip())
+        or (not is_for_model and are_words([text]) and f"{FREE_TEXT}; {name_it}")
         or _without_commas(text.strip())
         or (is_for_model and _CORRECT)
-        or f'set categories = ["{name}"] in [data], or name the column in data.drop, data.label '
-        "or data.client",
+        or f'set categories = ["{name}"] in [data], {name_it}',
     )
+
+
+def are_words(texts: Sequence[str]) -> bool:
+    """Return whether texts are free text rather than names: three words or more on average."""
+    return sum(len(text.split()) for text in texts) >= 3 * len(texts)
 
 
 @cache

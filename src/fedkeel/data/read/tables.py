@@ -100,7 +100,9 @@ def examples_of_table(
     if train is not None:
         names = _columns_of_train(where, names, train.columns, may_have_gaps)
     if not names:
-        raise DataError(f"{where} has no columns beside {label!r}.", expected="columns of inputs")
+        used = [*needed[:3], *((name, "data.drop") for name in dropped)]
+        told = ", ".join(f"{name!r} ({setting})" for name, setting in used if name is not None)
+        raise DataError(f"{where} has no columns of inputs.", got=f"only {told}")
     numbers, categories = {}, {}
     for name in names:
         if name in settings.categories_of:
