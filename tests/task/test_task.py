@@ -208,6 +208,7 @@ ONES = np.ones((4, 4))
             "take the second axis away",
         ),
         (nn.Linear(6, 3), dataset(np.ones((4, 4)), np.eye(4)[:, :3].astype(int)), "loss='bce'"),
+        (nn.Linear(6, 3), dataset(np.ones((4, 4)), np.full((4, 5), 2)), "'token_cross_entropy'"),
         (nn.Linear(6, 3), dataset(np.ones((4, 4)), np.arange(4) + 0.5), "name another loss"),
     ],
 )
@@ -391,6 +392,34 @@ def test_what_to_do_about_an_output(last: nn.Module, says: str) -> None:
     text = refusal(nn.Sequential(nn.Linear(4, 6), last))
     assert "expected [2, 3] for 2 examples of 3 classes" in text
     assert says in text
+
+
+TOKENS, MASKS = torch.arange(14).view(2, 7) % 5, torch.arange(32).view(2, 4, 4) % 2
+OF_TOKENS, OF_MASKS = torch.nn.Embedding(5, 5), nn.Conv2d(3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "x", "y", "says"),
+    [
+        (OF_TOKENS, "cross_entropy", TOKENS, TOKENS, "loss = 'token_cross_entropy'"),
+        (OF_TOKENS, "mse", TOKENS, TOKENS, "loss = 'token_cross_entropy'"),
+        (OF_MASKS, "cross_entropy", torch.ones(2, 3, 4, 4), MASKS, "loss = 'bce' or 'dice'; or"),
+        (OF_MASKS, "cross_entropy", torch.ones(2, 3, 4, 4), MASKS.float(), "'bce' or 'dice'; or"),
+        (OF_MASKS, "cross_entropy", torch.ones(2, 3, 4, 4), MASKS[:, None], "'bce' or 'dice'"),
+        (OF_MASKS, "cross_entropy", torch.ones(2, 3, 6, 6), MASKS, "each place of the target"),
+        (nn.Linear(4, 1), "cross_entropy", torch.ones(2, 4), [0, 1], "loss = 'bce'; or give"),
+        (nn.Linear(4, 2), "bce", torch.ones(2, 4), [0, 1], "loss = 'cross_entropy'"),
+        (nn.Conv2d(3, 2, 1), "token_cross_entropy", torch.ones(2, 3, 4, 4), MASKS, "'cross_ent"),
+    ],
+)
+def test_a_loss_that_was_forgotten_is_named(
+    module: nn.Module, loss: str, x: Tensor, y: object, says: str
+) -> None:
+    data = fk.dataset(x, y, tokens=not x.is_floating_point())
+    with pytest.raises(ModelError) as caught:
+        fk.Task(module, loss=loss).network(data, 0, torch.float32)
+    assert says in str(caught.value)
+    assert "flatten" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,10 @@ def remedy_for_labels(y: NDArray[Any]) -> str | None:
     if y.shape[1] == 1:
         return "take the second axis away: y = y.reshape(-1)"
     if y.dtype.kind in "biuf" and not (y.sum(axis=1) == 1).all():
-        return "give one label for each example; several at once take fk.Task(model, loss='bce')"
+        several = "several at once take fk.Task(model, loss='bce')"
+        if y.max() > 1:
+            several = "tokens take loss = 'token_cross_entropy', quantities 'mse'"
+        return f"give one label for each example; {several}"
     return "of one number for each class (one-hot) take the class: y = y.argmax(axis=1)"
 
 

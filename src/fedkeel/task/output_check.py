@@ -11,7 +11,7 @@ from fedkeel.base.values import Values, count_of, joined, rows_of, shape_text, t
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.user_arrays import remedy_for_labels
 from fedkeel.errors import DataError, ModelError, counted, first_line
-from fedkeel.task.losses import OF_QUANTITIES, cross_entropy
+from fedkeel.task.losses import LOSSES, OF_QUANTITIES, cross_entropy
 from fedkeel.task.network import Network
 from fedkeel.task.outputs import Outputs, describe_output, map_output, scores_of, tensors_in
 from fedkeel.task.target_check import remedy_for_classes
@@ -70,6 +70,7 @@ def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outpu
     scores = scores_of(output)
     if not needs_scores or y is None:
         return output
+    other = _fitting_loss(scores, y)
     if y.ndim == 2 and scores.ndim == 2:
         raise ModelError(
             "The loss 'cross_entropy' takes one label for each example.",
@@ -82,7 +83,7 @@ def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outpu
             f"{name} does not return one row of scores for each example.",
             got=describe_output(output),
             expected=_expected_output(True, x, data),
-            do=_output_remedy(output),
+            do=other or _output_remedy(output, y),
         )
     if scores.shape[1] < data.classes:
         raise ModelError(
@@ -91,6 +92,7 @@ def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outpu
             expected=f"at least {counted(data.classes, 'output')}",
             why=_about_labels(data),
             do=remedy_for_classes(y, scores.shape[1])
+            or (other and f"{other}; or give the last layer one output for each class")
             or "give the last layer one output for each class, or check the labels",
         )
     return output
@@ -135,7 +137,10 @@ def _expected_output(needs_scores: bool, x: Values, data: Dataset) -> str:
     if not needs_scores or isinstance(data.y, dict):
         return f"[{count}, ...] for {count} examples"
     places = "".join(f", {size}" for size in data.y.shape[1:])
-    return f"[{count}, {data.classes}{places}] for {count} examples of {data.classes} classes"
+    of_loss = " and the loss 'cross_entropy'" if places else ""
+    return (
+        f"[{count}, {data.classes}{places}] for {count} examples of {data.classes} classes{of_loss}"
+    )
 
 
 def _about_labels(data: Dataset) -> str | None:
@@ -175,7 +180,28 @@ def _input_remedy(error: Exception, x: Values, data: Dataset) -> str:
     return "check the first layer against the shape of one example"
 
 
-def _output_remedy(output: object) -> str:
+def _fitting_loss(scores: Tensor, y: Tensor) -> str:
+    """Return which loss to name for such scores of such labels, "" where none is known.
+
+    Args:
+        scores: [B, ...] what the module returns.
+        y: [N, ...] targets, of more examples or the same.
+    """
+    if not y.numel():
+        return ""
+    classes, shape, places = float(y.max()) + 1, list(scores.shape[1:]), list(y.shape[1:])
+    if not y.is_floating_point() and len(shape) == len(places) + 1 and min(shape) > 1:
+        if shape[1:] == places and shape[0] >= classes:
+            return "name the loss of classes: loss = 'cross_entropy'"
+        if len(places) == 1 and shape[:1] == places and shape[1] >= classes:
+            return "name the loss of tokens: loss = 'token_cross_entropy'"
+    if classes <= 2 and [n for n in shape if n > 1] == [n for n in places if n > 1]:
+        names = "'bce' or 'dice'" if len(places) > 1 else "'bce'"
+        return f"name a loss of one score for each label: loss = {names}"
+    return ""
+
+
+def _output_remedy(output: object, y: Tensor | None = None) -> str:
     """Return what to do about an output that is not a row of scores for each example."""
     if not isinstance(output, Tensor):
         return "return only the scores from forward(), e.g. the first of a tuple"
@@ -183,6 +209,8 @@ def _output_remedy(output: object) -> str:
         return (
             "give the last layer one output for each class, of two classes too, and keep its axis"
         )
+    if y is not None and y.ndim > 1:
+        return "return a score of each class for each place of the target, the classes first"
     return "flatten what enters the last layer, so that an example has one row: x.flatten(1)"
 
 
@@ -198,6 +226,7 @@ def check_loss(network: Network, output: Outputs, y: Values) -> None:
         ModelError: the loss cannot be taken, or is something else.
     """
     scores = scores_of(output)
+    is_named = network.task_loss in LOSSES.values()
     count = count_of(y)
     if count == 1 or (scores.ndim == 2 and count == scores.shape[1]):
         # the targets would pass for a row of scores
@@ -215,7 +244,8 @@ def check_loss(network: Network, output: Outputs, y: Values) -> None:
             expected="a loss of (output, target), such as 'cross_entropy' for labels or 'mse' for "
             "quantities",
             why="" if network.task_loss not in OF_QUANTITIES else "the target is not a label here",
-            do="check the loss against what the model returns",
+            do=(is_named and isinstance(y, Tensor) and _fitting_loss(scores, y))
+            or "check the loss against what the model returns",
         ) from error
     has_shape = isinstance(losses, Tensor) and losses.shape in ((count,), ())
     if not (isinstance(losses, Tensor) and has_shape and losses.is_floating_point()):
