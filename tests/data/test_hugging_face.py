@@ -105,6 +105,8 @@ def test_an_experiment_file_trains_adapters_of_a_network_on_text(notes: Path) ->
     assert sum(t.numel() for t in result.params.values()) == adapters + classifier
     assert sum(result.rows[1].bytes_up.values()) == 2 * 4 * (adapters + classifier)
     assert result.last > result.scores()[0][1] - 0.2
+    (warning,) = (text for text in result.record.warnings if "adapters" in text)
+    assert "random and frozen, base_model.model.bert.embeddings.word_embeddings.weight" in warning
     before = prepare(settings, ingredients).server.params
     assert any(not torch.equal(before[name], result.params[name]) for name in before)
     assert result.record.key == prepare(settings, gather(settings)).key

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from fedkeel.config import Lora
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.warnings import find_warnings
+from fedkeel.task.models.lora import AdaptedBuilder
 from toys import prepared
 
 RANDOM = np.random.default_rng(0)
@@ -68,6 +70,39 @@ def test_scores_that_the_loss_takes_for_others(loss: Any, y: Any, plain: Any, en
     assert warned(plain, loss, X, y) == []
     (text,) = warned(ending, loss, X, y)
     assert "remove it from the model" in text or "log_softmax" in text
+
+
+@pytest.mark.parametrize(
+    ("base", "train", "says"),
+    [
+        ("random", (), "random and frozen, base_model.model.0.base_layer.weight and 3 more: name"),
+        ("trained", (), "random and frozen, base_model.model.2.weight and 1 more: name"),
+        ("trained", ("2",), ""),
+    ],
+)
+def test_adapters_need_trained_weights(base: str, train: tuple[str, ...], says: str) -> None:
+    """The last layer is fresh in both, as the classifier on a trained network is."""
+    pytest.importorskip("peft")
+
+    def made() -> nn.Module:
+        body = nn.Linear(4, 8)
+        if base == "trained":
+            body.load_state_dict({"weight": torch.ones(8, 4), "bias": torch.ones(8)})
+        return nn.Sequential(body, nn.ReLU(), nn.Linear(8, 2))
+
+    build = AdaptedBuilder(made, Lora(rank=2, layers=("0",), train=train))
+    result = fk.run(
+        "fedavg",
+        task=fk.Task(build, metrics=[]),
+        clients=fk.iid(X[:30], LABELS[:30], clients=2),
+        test=(X[30:], LABELS[30:]),
+        rounds=1,
+        local=fk.Local(lr=0.01, epochs=1, batch_size=10),
+        engine=fk.Engine(kind="sequential"),
+        progress=False,
+    )
+    found = [text for text in result.record.warnings if "adapters" in text]
+    assert [says in text for text in found] == ([True] if says else [])
 
 
 def test_token_targets() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedkeel.base.values import rows_of, tensors_of
 from fedkeel.data.dataset import Dataset
 from fedkeel.engine.prepared import Prepared
+from fedkeel.task.adapters import on_random_weights
 from fedkeel.task.losses import (
     IGNORED,
     bce,
@@ -29,9 +30,12 @@ _FEW = 8
 def task_warnings(prepared: Prepared) -> Iterator[str]:
     """Yield the warnings about model, loss and targets."""
     network, data = prepared.setup.training.network, prepared.setup.federation.data
+    task = prepared.ingredients.task
     test = prepared.setup.test  # may be empty, where clients hold examples out
     yield _probabilities_for_scores(network, test if len(test) else data)
     yield _targets_that_are_inputs(network, data)
+    seed = prepared.settings.seed
+    yield on_random_weights(network.params, network.frozen, lambda: task.module(seed + 1))
     if network.task_loss is cox and isinstance(data.y, Tensor) and not data.y[:, 1].any():
         yield "no training example has an event: the loss 'cox' is 0, and nothing is learned"
 

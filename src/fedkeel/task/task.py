@@ -134,7 +134,7 @@ class Task:
                 the labels; a loss that is not one number for each example; modules nested
                 too deeply.
         """
-        module = self.model if isinstance(self.model, nn.Module) else self._make(self.model, seed)
+        module = self.module(seed)
         try:
             return self._network_of(module, data, dtype)
         except RecursionError as error:
@@ -144,6 +144,10 @@ class Task:
                 expected="a few hundred levels at most",
                 do="put layers one after the other into a single nn.Sequential or nn.ModuleList",
             ) from error
+
+    def module(self, seed: int) -> nn.Module:
+        """Return the module, made with the initial parameters of a seed where `model` makes it."""
+        return self.model if isinstance(self.model, nn.Module) else self._make(self.model, seed)
 
     def of_network(self, name: str) -> Task:
         """Return the task with one of the other networks in place of its own."""
