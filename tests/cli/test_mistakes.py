@@ -327,6 +327,11 @@ def test_a_method_that_is_not_there_brings_up_no_other(name: str) -> None:
         (("compare", "--seeds", "1", "--seeds=2"), "--seeds is given twice"),
         (("run", "--out", "a", "--out", "b"), "--out is given twice"),
         (("run", "-q", "--quiet"), "--quiet is given twice"),
+        (
+            ("compare", "a.toml", "b.toml"),
+            "a.toml is another one. Give each by itself; `f",
+        ),
+        (("check", "a.toml"), "a.toml is another one. Give each by itself."),
         (("flower", "node", "--policy", "a", "--policy", "b"), "--policy is given twice"),
         (("run", "-s", "rounds=1", "--set", "rounds=2"), "'rounds' is given twice"),
         (

@@ -123,7 +123,13 @@ class Command(TyperCommand):
             if len(values) > 1:
                 words = [f"{option}={','.join(values)}", *others]
         if not ctx.resilient_parsing:
-            _, _, order = self.make_parser(ctx).parse_args(args=list(words))
+            _, others, order = self.make_parser(ctx).parse_args(args=list(words))
+            if self._reads_experiment and any(word.endswith(".toml") for word in others):
+                then = "; `fedkeel report FOLDER FOLDER` then makes one table of all their runs"
+                ctx.fail(
+                    f"One experiment at a time: {others[0]} is another one. Give each by itself"
+                    f"{then if ctx.info_name in ('run', 'compare') else ''}."
+                )
             for param in order:
                 is_list = param.multiple if isinstance(param, TyperOption) else param.nargs != 1
                 if order.count(param) > 1 and not is_list:
@@ -141,11 +147,15 @@ class Command(TyperCommand):
             ctx.params[str(param.name)] = paths if several else paths[0]
         return super().invoke(ctx)
 
+    @property
+    def _reads_experiment(self) -> bool:
+        return any("--set" in param.opts for param in self.params)
+
     def _of_features(self) -> list[Any]:
         """Return the options of features, where this is a command that reads an experiment."""
         from fedkeel.base.feature import declarations
 
-        if not any("--set" in param.opts for param in self.params):
+        if not self._reads_experiment:
             return []
         return [option for kind in declarations().values() for option in kind.options]
 
