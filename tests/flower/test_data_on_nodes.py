@@ -917,8 +917,14 @@ def test_a_run_on_nodes_predicts_on_tables_as_the_nodes_made_their_inputs(tmp_pa
     assert {tuple(np.round(row, 4)) for row in raw.tolist()} == made
     assert len(examples) == 30
     new.write_text("a,b\n3,z\n4,\n")
-    with pytest.raises(DataError, match="in training each node filled its gaps"):
+    with pytest.raises(DataError, match="in training each node filled its gaps") as error:
         model.predict(str(new))
+    assert "a value of 'b' is missing" in str(error.value)
+    assert "a gap in row 1 (counted from 0)" in str(error.value)
+    new.write_text("a,b\n3,z\n4,Q\n")
+    with pytest.raises(DataError, match="column 'b' holds a category that is not known") as error:
+        model.predict(str(new))
+    assert "'Q' in row 1 (counted from 0); expected one of 'z', 'x', 'y'" in str(error.value)
     schema = json.loads(metadata(model)["schema"])
     assert [(column["name"], column.get("indicator")) for column in schema] == [
         ("b", True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,9 +82,10 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
         torch.from_numpy(x), np.zeros(count, np.int64), (), names, categories=categories
     )
     known = {c.name: c.categories for c in schema.columns if c.categories is not None}
+    written = raw
     raw = with_categories(raw, known, name, may_have_gaps, warnings, is_for_model=True)
     if may_have_gaps:
-        _check_fills(raw.x, name, schema)
+        _check_fills(raw.x, written, name, schema)
     others = {
         key: [_text(value) for value in column.to_pylist()]
         for key, column in columns.items()
@@ -124,17 +126,35 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
 
 
-def _check_fills(x: Tensor, name: str, schema: TableSchema) -> None:
-    """Refuse a gap of which only the nodes of a federation know what it gets."""
+def _check_fills(x: Tensor, written: RawExamples, name: str, schema: TableSchema) -> None:
+    """Refuse a gap of which only the nodes of a federation know what it gets.
+
+    Args:
+        x: [N, D] inputs, in which a category that is not known is a gap.
+        written: the rows as they are in the table.
+        name: what to call it.
+        schema: the columns.
+    """
     for place, column in enumerate(schema.columns):
         gaps = np.flatnonzero(x[:, place].isnan().numpy())
-        if len(gaps) and not column.fill:
-            raise DataError(
-                f"{name}: a value of {column.name!r} is missing in row {int(gaps[0]) + 1}.",
-                why="in training each node filled its gaps by numbers of its own data, which the "
-                "run does not have",
-                do="fill it in, or leave out the rows where it is missing",
-            )
+        if not len(gaps) or column.fill:
+            continue
+        row, number = int(gaps[0]), float(written.x[gaps[0], place])
+        unknown = "" if math.isnan(number) else written.categories[column.name][int(number)]
+        known = ", ".join(map(repr, (column.categories or ())[:8]))
+        raise DataError(
+            f"{name}: column {column.name!r} holds a category that is not known."
+            if unknown
+            else f"{name}: a value of {column.name!r} is missing.",
+            got=f"{unknown!r} in row {row} (counted from 0)" if unknown else f"a gap in row {row} "
+            "(counted from 0)",
+            expected=f"one of {known}" if unknown else None,
+            why="in training each node filled its gaps by numbers of its own data, which the run "
+            "does not have",
+            do="write the categories as in the training, or leave out these rows"
+            if unknown
+            else "fill it in, or leave out the rows where it is missing",
+        )
 
 
 def is_table(value: object) -> bool:
