@@ -223,6 +223,18 @@ def test_one_run_shows_its_last_round_beside_the_mean_of_ten(make, tmp_path):
     assert shown["Mean of the last ten"] == (mean, "evaluations before the end")
 
 
+def test_a_run_whose_data_are_on_nodes_is_repeated_with_nodes(make, tmp_path, monkeypatch):
+    """Only nodes have such data: `fedkeel run` refuses the settings."""
+    monkeypatch.chdir(tmp_path)
+    record = make.record()
+    record = replace(record, partition=replace(record.partition, kind="nodes", clients=2))
+    found = commands(load_runs([make.save(Path("runs"), record, make.rows(rounds=2))]))
+    assert found[1:] == [
+        "fedkeel flower up runs/fedavg-s0/config.toml --data DATA_0 --data DATA_1 --out runs/again"
+    ]
+    assert found[0].startswith("# DATA_0")
+
+
 def test_a_source_that_nobody_measured_has_no_score(make, tmp_path):
     rows = make.rows(rounds=3, sources=("north", "south"))
     rows[-1].sources["south"] = Scores(0, {"accuracy": 0.0, "top3": 0.0, "loss": 0.0})

@@ -257,6 +257,10 @@ def diagnostics(method: MethodResults) -> list[Diagnostic]:
 def commands(methods: Sequence[MethodResults]) -> list[str]:
     """Return the commands that repeat these runs, in a new folder."""
     runs = [run for method in methods for run in method.runs]
+    on_nodes = [run for run in runs if run.record.partition.kind == "nodes"]
+    if on_nodes:
+        lines = [_on_nodes(run, is_only=len(runs) == 1) for run in on_nodes[:_MAX_COMMANDS]]
+        return ["# DATA_0, DATA_1, ...: the file of each client, in their order", *lines]
     if len(runs) == 1:
         return [f"fedkeel run {_config_path(runs[0])} --out runs/again"]
     first = min(methods[0].runs, key=lambda run: run.record.seed)
@@ -278,6 +282,13 @@ def commands(methods: Sequence[MethodResults]) -> list[str]:
         f"fedkeel run {_config_path(run)} --out {shlex.quote(f'runs/again/{run.folder}')}"
         for run in runs[:_MAX_COMMANDS]
     ]
+
+
+def _on_nodes(run: RunResults, is_only: bool) -> str:
+    """Return the command that repeats a run whose data are on nodes: it needs the nodes' data."""
+    data = "".join(f" --data DATA_{client}" for client in range(run.record.partition.clients))
+    out = "runs/again" if is_only else shlex.quote(f"runs/again/{run.folder}")
+    return f"fedkeel flower up {_config_path(run)}{data} --out {out}"
 
 
 def _config_path(run: RunResults) -> str:
