@@ -207,10 +207,13 @@ def did_you_mean(word: str, known: Iterable[str], limit: int = 12) -> str:
 
     >>> did_you_mean("fedpox", ["fedavg", "fedprox"])
     "did you mean 'fedprox'? known: fedavg, fedprox"
+    >>> did_you_mean("FedAvg, step 2", ["FedAvg", "FedAvg, step of 1.5"])
+    "did you mean 'FedAvg, step of 1.5'? known: FedAvg; FedAvg, step of 1.5"
     """
     names = sorted(known)
     close = nearest(word, names)
-    shown = ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
+    between = "; " if any("," in name for name in names) else ", "
+    shown = between.join(names[:limit]) + (f"{between}..." if len(names) > limit else "")
     return (f"did you mean {close!r}? " if close else "") + f"known: {shown}"
 
 

@@ -75,6 +75,11 @@ def test_it_says_what_it_is(table: PaperTable) -> None:
     for text in (table.title, table.shows, table.source):
         assert text
         assert "\n" not in text
+    is_ours = table.shows.startswith("Not in ")
+    assert is_ours or table.conclusion.startswith("The paper shows: ")
+    assert table.paper or is_ours
+    for text in table.deviations:  # a page says on which seeds it was measured
+        assert not re.search(r"\bwe use (\d+|one|two|three|five) seeds?\b", text)
     assert table.deviations or not table.is_runnable
     assert not table.is_runnable or table.quick is not None
 

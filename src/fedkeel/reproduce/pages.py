@@ -145,7 +145,7 @@ class TablePage:
         paragraphs = [
             f"# {self.prefix}{self.table.title}",
             *self.notices,
-            self.table.shows,
+            self.table.conclusion,
             f"{source}: {self.table.source}",
             f"Measured by `{self._command()}`; the page is written by the same command.",
             FOOT,

@@ -215,7 +215,7 @@ class PaperTable(Settings):
         id: such as ``fedgh-table1``.
         paper: citation key; empty for a user's table.
         title: paper, number and content, in one line.
-        shows: what the paper concludes from it.
+        shows: what the paper concludes from it; of a table of our own "Not in ..." and the question.
         source: where the published numbers and the settings are printed.
         data: the data sets that are needed, with their names in ``fedkeel data list``, or as text
             where fedkeel has no reader.
@@ -251,6 +251,12 @@ class PaperTable(Settings):
     quick: Quick | None = None
     deviations: tuple[str, ...] = ()
     missing: str = ""
+
+    @property
+    def conclusion(self) -> str:
+        """What the paper concludes, in its name: what was measured may differ."""
+        is_ours = not self.paper or self.shows.startswith("Not in ")
+        return self.shows if is_ours else f"The paper shows: {self.shows}"
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -146,8 +146,9 @@ def _check_fills(x: Tensor, written: RawExamples, name: str, schema: TableSchema
             f"{name}: column {column.name!r} holds a category that is not known."
             if unknown
             else f"{name}: a value of {column.name!r} is missing.",
-            got=f"{unknown!r} in row {row} (counted from 0)" if unknown else f"a gap in row {row} "
-            "(counted from 0)",
+            got=f"{unknown!r} in row {row} (counted from 0)"
+            if unknown
+            else f"a gap in row {row} (counted from 0)",
             expected=f"one of {known}" if unknown else None,
             why="in training each node filled its gaps by numbers of its own data, which the run "
             "does not have",
