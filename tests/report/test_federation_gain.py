@@ -108,9 +108,12 @@ def results(make: Any) -> Any:
         seed: int = 0,
         tested: float = 0.5,
         size: float = 50.0,
+        judges: str = "global",
     ) -> MethodResults:
         record = make.record(method, seed=seed, clients=3)
-        record = replace(record, partition=replace(record.partition, held_out=held_out))
+        record = replace(
+            record, judges=judges, partition=replace(record.partition, held_out=held_out)
+        )
         examples: list[float | None] = [size, 99 * size, 0.0 if values[-1] is None else size]
         columns = {"examples": examples, "accuracy": values}
         own = None if personal is None else {"examples": examples, "accuracy": personal}
@@ -137,6 +140,16 @@ def test_what_clients_hold_out_answers(results: Any) -> None:
     trained_on = results("local", [0.9, 0.8, None], 0)
     (of_table,) = BaselinesReport.notes([fedavg, trained_on])
     assert "In the best round, `fedavg` reached 50.0 %" in of_table
+
+
+def test_examples_that_clients_train_on_answer_nothing(results: Any) -> None:
+    methods = [
+        results(name, [value] * 3, held_out=0, judges="personal")
+        for name, value in (("fedavg", 0.6), ("local", 0.9))
+    ]
+    (told,) = BaselinesReport.notes(methods)
+    assert told.startswith("Is federation worth it? These numbers cannot tell: ")
+    assert BaselinesReport.notes(methods[:1]) == []
 
 
 @pytest.mark.parametrize(("size", "shown"), [(10_000, True), (5, False)])

@@ -22,6 +22,12 @@ _DOUBTS: dict[Lead, str] = {
 }
 """What is said of a difference that shows nothing."""
 
+_TRAINED_ON = (
+    "Is federation worth it? These numbers cannot tell: clients are measured on the examples that "
+    "they are trained on, where each client alone is best. Set partition.holdout, in Python "
+    "holdout=0.25 of fedkeel.from_clients."
+)
+
 
 class BaselinesReport(FeatureReport):
     """Whether federation is worth it, where a comparison has a baseline."""
@@ -35,9 +41,17 @@ class BaselinesReport(FeatureReport):
         of_table = [method.summary for method in methods]
         own = [scores for method in methods if (scores := _on_own_examples(method))]
         if len(own) < len(methods):
-            return list(filter(None, [federation_gain(of_table)]))
+            answer = federation_gain(of_table)
+            is_own = methods[0].record.judges == "personal"
+            if answer and is_own and not all(map(_holds_out, methods)):
+                answer = _TRAINED_ON
+            return list(filter(None, [answer]))
         answer = federation_gain(own, is_own=True)
         return list(filter(None, [answer, _opposite_of(of_table, own) if answer else ""]))
+
+
+def _holds_out(method: MethodResults) -> bool:
+    return all(run.record.partition.held_out for run in method.runs)
 
 
 def _on_own_examples(method: MethodResults) -> MethodSummary | None:
@@ -48,8 +62,7 @@ def _on_own_examples(method: MethodResults) -> MethodSummary | None:
     that it is trained on, each client alone is best.
     """
     *_, scores = [None, *client_scores([method])]  # personal models come last
-    has_all = scores is not None and len(scores.runs) == len(method.runs)
-    if scores is None or not has_all or any(not r.record.partition.held_out for r in method.runs):
+    if scores is None or len(scores.runs) < len(method.runs) or not _holds_out(method):
         return None
     runs = tuple(
         replace(run, best=statistics.fmean(own.values), examples=own.examples, judges="personal")

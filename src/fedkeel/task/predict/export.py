@@ -153,7 +153,8 @@ def _with_preparation(module: nn.Module, preparation: InputPreparation) -> tuple
         raise ModelError(
             "A model of several inputs is not written.",
             got=", ".join(preparation.shape),
-            do="take fedkeel.load(RUN).module, and export it yourself",
+            do="take fedkeel.load(RUN).module, and export it yourself "
+            "(docs/guides/hugging-face.md, The trained model on new text)",
         )
     if preparation.client_scales or preparation.is_scaled_on_nodes:
         raise ModelError(
