@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.base.named_files import expanded
@@ -77,6 +78,7 @@ def read_new_rows(value: object, name: str, schema: TableSchema) -> NewRows:
     for place, column in enumerate(schema.columns):
         if column.name in numbers:
             x[:, place] = numbers[column.name]
+    warnings += _gaps(x, name, schema, list(columns))
     names = tuple(column.name for column in schema.columns)
     raw = RawExamples(
         torch.from_numpy(x), np.zeros(count, np.int64), (), names, categories=categories
@@ -119,6 +121,26 @@ def _lacking(name: str, schema: TableSchema, present: Sequence[str]) -> list[str
         do="name the columns as in the training, or "
         + ("give a table that this model is for" if is_other_table else "add what is missing"),
     )
+
+
+def _gaps(x: NDArray[Any], name: str, schema: TableSchema, present: Sequence[str]) -> Iterator[str]:
+    """Yield a warning of each column with gaps that are not as in training.
+
+    Where an input says what is missing, the column had gaps in training, and only one without any
+    value is told.
+    """
+    for place, column in enumerate(schema.columns):
+        rows = np.flatnonzero(np.isnan(x[:, place]))
+        is_empty = len(rows) == len(x)
+        if column.name not in present or not len(rows) or (column.indicator and not is_empty):
+            continue
+        where = f"{len(rows):,} of {len(x):,} rows, first in row {rows[0]} (counted from 0)"
+        had_none = schema.missing == "indicator" and not column.indicator
+        yield (
+            f"{name}: column {column.name!r} has no value in {'any row' if is_empty else where}: "
+            + ("it had no gaps in training, and " if had_none else "")
+            + "the mean of the training takes its place"
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

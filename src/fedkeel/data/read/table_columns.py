@@ -56,6 +56,8 @@ def as_categories(
     """
     import pyarrow as pa
 
+    if pa.types.is_null(column.type):  # no value at all
+        column = column.cast(pa.string())
     codes = column.dictionary_encode().combine_chunks()
     if pa.types.is_floating(codes.dictionary.type):  # a gap of pandas
         column = pa.array(column.to_numpy(), from_pandas=True)
