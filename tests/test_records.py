@@ -32,6 +32,7 @@ from fedkeel.records.run_record import (
     ModelRecord,
     PartitionRecord,
     PartRecord,
+    RangeRecord,
     RunRecord,
     ScaleRecord,
     to_json,
@@ -112,6 +113,14 @@ def test_keys_of_a_later_version_are_ignored(folder: RunFolder) -> None:
     assert RoundRecord.from_json({**asdict(row(2)), "invented_later": 1}) == row(2)
     earlier = {k: v for k, v in asdict(row(2)).items() if k != "processor_seconds"}
     assert RoundRecord.from_json(earlier) == row(2, processor_seconds=None)
+
+
+def test_what_only_predictions_need_tells_no_two_runs_apart(folder: RunFolder) -> None:
+    """A private run records no ranges, and is compared with one that does."""
+    data = replace(record().data, ranges={"": RangeRecord([0.0], [1.0])}, text_column="note")
+    more = replace(record(), data=data)
+    assert RunRecord.from_json(to_json(more)) == more
+    assert more.likeness() == record().likeness()
 
 
 def test_what_describes_a_partition_stands_together(folder: RunFolder) -> None:

@@ -113,6 +113,7 @@ class Declaration:
         shorthand: the setting that a text or a list in place of the table sets; "" for none.
         places: settings of its table that name a file, a folder or an address.
         decides_numbers: whether its settings can change a number of a run.
+        hides_values: whether run.json has no value of a single example, such as the highest age.
         baselines: runs that send nothing and that it makes, by the name that stands in place of a
             method, and what each is.
         figures: the numbers that its hooks add to round records.
@@ -140,6 +141,7 @@ class Declaration:
     shorthand: ClassVar[str] = ""
     places: ClassVar[tuple[str, ...]] = ()
     decides_numbers: ClassVar[bool] = True
+    hides_values: ClassVar[bool] = False
     baselines: ClassVar[Mapping[str, str]] = {}
     figures: ClassVar[tuple[Figure, ...]] = ()
     charts: ClassVar[Mapping[str, str]] = {}

@@ -33,6 +33,7 @@ from fedkeel.data.user_arrays import (
     as_tokens,
     first_nonfinite_row,
 )
+from fedkeel.data.value_ranges import ValueRange, measure_range, place_count
 from fedkeel.errors import DataError
 
 MissingTargets = Literal["refuse", "leave_out"]
@@ -72,6 +73,7 @@ class Dataset:
         client_scales: of each client by name, the same of its own inputs; empty where the clients'
             inputs were not standardised apart.
         schema: what the columns of a table became, None of anything else.
+        text_column: name of the column whose text became tokens; "" of anything else.
         counts: [N] number of examples that each row stands for, where only their numbers are known:
             the server of a federation has none of its nodes' examples. None for one each.
         warnings: what a user should know about the data, as that some were left out.
@@ -91,6 +93,7 @@ class Dataset:
     scale: ScalePair | None = None
     client_scales: Mapping[str, ScalePair] = field(default_factory=dict)
     schema: TableSchema | None = None
+    text_column: str = ""
     counts: Ints | None = None
     warnings: tuple[str, ...] = ()
 
@@ -224,6 +227,22 @@ class Dataset:
             x=map_values(lambda tensor: tensor.to(device), self.x),
             y=map_values(lambda tensor: tensor.to(device), self.y),
         )
+
+    @cached_property
+    def ranges(self) -> dict[str, ValueRange]:
+        """The lowest and the highest value of each input by name, at each of its places.
+
+        They are those of the inputs as they are here, standardised or not. A single input has the
+        name "". Whole numbers, such as tokens, have none.
+        """
+        named = self.x if isinstance(self.x, dict) else {"": self.x}
+        scale = self.scale or next(iter(self.client_scales.values()), None)
+        channels = None if scale is None else len(scale[0])
+        return {
+            name: measure_range(x, place_count(x.shape[1:], channels, bool(self.columns)))
+            for name, x in named.items()
+            if x.is_floating_point() and x[:1].numel()
+        }
 
     @cached_property
     def used_labels(self) -> Ints:

@@ -93,6 +93,20 @@ class ScaleRecord:
 
 
 @dataclass(frozen=True)
+class RangeRecord:
+    """The lowest and the highest values of the training inputs, as the model takes them.
+
+    Args:
+        low: lowest value of each column, of each channel that was standardised by itself, or of all
+            numbers; of inputs that were standardised, afterwards.
+        high: highest value of each.
+    """
+
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class DataRecord:
     """The data.
 
@@ -110,6 +124,11 @@ class DataRecord:
         scale: how inputs were standardised, None where they were not. A node with data of its own
             has its own scale, in ``scale-CLIENT.json`` in its ``state`` folder.
         client_scales: the scale of each client's inputs by its name, where each has its own.
+        ranges: the lowest and the highest values of each input by name, "" for a single one. Tokens
+            have none. Empty with a privacy budget, where only nodes have the data, and in runs
+            before they were recorded.
+        text_column: name of the column whose text became tokens. Empty of anything else, and in
+            runs before it was recorded.
         shape: shape of an input; empty where there are several by name.
         inputs: shape of each input by name, where there are several.
         types: type of each input by name, such as ``float32`` or ``int64``; that of a single one by
@@ -128,6 +147,8 @@ class DataRecord:
     schema: list[dict[str, Any]] = field(default_factory=list, metadata=_OPTIONAL)
     scale: ScaleRecord | None = None
     client_scales: dict[str, ScaleRecord] = field(default_factory=dict, metadata=_OPTIONAL)
+    ranges: dict[str, RangeRecord] = field(default_factory=dict, metadata=_OPTIONAL)
+    text_column: str = field(default="", metadata=_OPTIONAL)
     shape: list[Count] = field(default_factory=list)
     inputs: dict[str, list[Count]] = field(default_factory=dict, metadata=_OPTIONAL)
     types: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)
@@ -308,7 +329,8 @@ class RunRecord:
             classes of the data, and ``args`` are what `fedkeel.task.models.make` makes it of.
         data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``; ``columns`` and
             ``schema`` of a table; ``scale`` (``mean``, ``deviation``) where inputs were
-            standardised, ``client_scales`` where each client's were apart; ``shape``,
+            standardised, ``client_scales`` where each client's were apart; ``ranges`` (``low``,
+            ``high``) of the inputs as the model takes them; ``text_column``; ``shape``,
             ``fingerprint``. The deviation of an input that was the same in all training examples is
             1e30. A node with data of its own keeps its scale in ``scale-CLIENT.json`` in its
             ``state`` folder.
@@ -392,6 +414,12 @@ class RunRecord:
         )
 
     @property
+    def ending(self) -> str:
+        """How the run has ended, as a verb: a killed one leaves the status of one at work."""
+        told = {"interrupted": "was interrupted", "failed": "has failed", "finished": "is finished"}
+        return told.get(self.status, "has not ended")
+
+    @property
     def score(self) -> MetricInfo:
         """The metric by which models are judged."""
         return self.task.metric(self.task.score)
@@ -400,14 +428,17 @@ class RunRecord:
         """Return what the runs of one comparison have in common beside their settings.
 
         These are the version, the model and the data, without what a seed may decide: how many
-        examples the partition hands out, and what nodes with their own data hold out. The model's
-        arguments are among the settings.
+        examples the partition hands out, and what nodes with their own data hold out; and without
+        what only predictions need, which some runs do not record. The model's arguments are among
+        the settings.
         """
-        by_seed = ("train", "test", "fingerprint") if self.partition.kind == "nodes" else ("train",)
+        left_out = {"train", "ranges", "text_column"}
+        if self.partition.kind == "nodes":
+            left_out |= {"test", "fingerprint"}
         return {
             "version": self.environment.fedkeel,
             "model": {k: v for k, v in to_json(self.model).items() if k != "args"},
-            "data": {k: v for k, v in to_json(self.data).items() if k not in by_seed},
+            "data": {k: v for k, v in to_json(self.data).items() if k not in left_out},
         }
 
     def likeness(self) -> str:

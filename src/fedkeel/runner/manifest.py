@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.base.feature import declarations
 from fedkeel.data.cohort import new_clients
 from fedkeel.engine.base import OwnTraining
 from fedkeel.engine.choose.engine_rule import choose_engine
@@ -29,6 +30,7 @@ from fedkeel.records.run_record import (
     ModelRecord,
     PartitionRecord,
     PartRecord,
+    RangeRecord,
     RunRecord,
     ScaleRecord,
 )
@@ -121,6 +123,8 @@ def _metrics(prepared: Prepared) -> list[MetricInfo]:
 def _data_record(prepared: Prepared) -> DataRecord:
     setup, data = prepared.setup, prepared.setup.federation.data
     test = setup.test
+    is_hidden = any(declarations()[table].hides_values for table in features_of(prepared))
+    ranges = {} if is_hidden or setup.federation.how["kind"] == "nodes" else data.ranges
     return DataRecord(
         sources=list(data.sources),
         train=len(setup.federation.rows),
@@ -131,6 +135,8 @@ def _data_record(prepared: Prepared) -> DataRecord:
         schema=[] if data.schema is None else data.schema.record(),
         scale=None if data.scale is None else ScaleRecord(*map(list, data.scale)),
         client_scales={k: ScaleRecord(*map(list, pair)) for k, pair in data.client_scales.items()},
+        ranges={name: RangeRecord(*map(list, pair)) for name, pair in ranges.items()},
+        text_column=data.text_column,
         shape=list(data.shape) if isinstance(data.shape, tuple) else [],
         inputs={k: list(v) for k, v in data.shape.items()} if isinstance(data.shape, dict) else {},
         grouped_by=data.grouped_by,

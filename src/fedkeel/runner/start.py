@@ -156,7 +156,7 @@ def _unfinished(folder: RunFolder, record: RunRecord) -> RunError:
     done = sum(row.round > 0 for row in folder.rows())
     return RunError(
         f"{folder} holds this run, unfinished.",
-        got=f"{done} of {record.rounds} rounds, {record.status}",
+        got=f"{done} of {record.rounds} rounds; the run {record.ending}",
         do="add --resume (resume=True in Python, resume=true in 'flwr run -c') to go on "
         f"with it, or {ANOTHER}",
     )
@@ -165,7 +165,7 @@ def _unfinished(folder: RunFolder, record: RunRecord) -> RunError:
 def _other_run(folder: RunFolder, record: RunRecord, difference: str) -> RunError:
     return RunError(
         f"{folder} holds another run.",
-        got=f"{record.method}, seed {record.seed}, {record.rounds} rounds, {record.status}",
+        got=f"{record.method}, seed {record.seed}, {record.rounds} rounds; the run {record.ending}",
         why=f"{difference}; nothing is overwritten",
         do=f"{ANOTHER}, or with the command another name (-s name=...)",
     )

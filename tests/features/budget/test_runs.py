@@ -53,6 +53,11 @@ def test_the_rows_have_what_is_spent_and_the_last_one_the_budget() -> None:
     assert [row.epsilon for row in start(prepared()).rows] == [None] * 4
 
 
+def test_the_record_of_a_private_run_has_no_value_of_one_example() -> None:
+    assert start(prepared(rounds=1)).record.data.ranges
+    assert start(prepared(privacy=BUDGET, cohort=ALL, rounds=1)).record.data.ranges == {}
+
+
 def test_cohorts_are_accounted_as_what_they_are() -> None:
     samplings = ("fixed", "in_turn", "poisson", "uniform")
     half = {name: fk.Cohort(clients=3, sampling=name) for name in samplings}

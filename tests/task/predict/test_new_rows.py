@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+import torch
+from torch import nn, tensor
 
 import fedkeel as fk
 from fedkeel.data.read.new_rows import read_new_rows
+from fedkeel.data.read.scaling import Scale
 from fedkeel.data.table_schema import Column, TableSchema
+from fedkeel.records.files import SEAL
+from fedkeel.task.predict.far_values import UsualValues, odd_values
 
 pa = pytest.importorskip("pyarrow")
 
@@ -129,23 +135,99 @@ class Three(nn.Linear):
         super().__init__(3, 2)
 
 
+def earlier(folder: Path) -> Path:
+    """A copy of a run as earlier versions made it, and as runs with a privacy budget are."""
+    copy = folder.with_name(f"{folder.name}-earlier")
+    if not copy.exists():
+        shutil.copytree(folder, copy)
+        values = json.loads((copy / "run.json").read_text("utf-8"))
+        del values["data"]["ranges"], values[SEAL]
+        (copy / "run.json").write_text(json.dumps(values), encoding="utf-8")
+    return copy
+
+
 def test_a_value_far_outside_the_training_is_told(clinics: Path) -> None:
     rows = pa.table({"age": [60.0, 6300.0, None, -1e5], "rare": [1.0, 0, 0, 0], "same": [4.0] * 4})
     model = fk.load(clinics / "standardize", model=Three)
-    assert model.predict(rows, name="new.csv").warnings == (
-        "new.csv: column 'age' holds values far outside those of the training, in 2 of 4 rows: "
-        "6300 in row 1 (counted from 0) is more than 10 deviations from the mean; see whether the "
-        "value and its unit are right",
+    gap, far = model.predict(rows, name="new.csv").warnings
+    assert gap.startswith("new.csv: column 'age' has no value in 1 of 4 rows, first in row 2 ")
+    assert far == (
+        "new.csv: column 'age' holds values unlike those of the training in 2 of 4 rows: -100000 "
+        "to 6300, first in row 1 (counted from 0); the training had 34.47 to 510.6, 274.9 on "
+        "average: see whether the values and their unit are right"
     )
-    assert "'rare'" in model.predict(rows.set_column(1, "rare", [[2.0] * 4])).warnings[1]
-    assert fk.load(clinics / "none", model=Three).predict(rows).warnings == ()
+    assert "'rare'" in model.predict(rows.set_column(1, "rare", [[2.0] * 4])).warnings[2]
+    old = fk.load(earlier(clinics / "standardize"), model=Three).predict(rows).warnings
+    assert "-100000 to 6300, first in row 1" in old[1]
+    assert "on average, a deviation of" in old[1]
+    unscaled = fk.load(clinics / "none", model=Three).predict(rows).warnings
+    assert ["'age' holds" in text for text in unscaled] == [False, True, False]
+    assert "'same' holds" in unscaled[2]  # it is no constant for this model
+    assert len(fk.load(earlier(clinics / "none"), model=Three).predict(rows).warnings) == 1
+
+
+def test_another_unit_is_told(clinics: Path) -> None:
+    """Also one that is within ten deviations, or inside a range that one odd value has made."""
+
+    def told(run: Path, age: list[float], **more: str) -> list[str]:
+        rows = pa.table({"age": age, "rare": [0.0] * len(age), "same": [3.0] * len(age)})
+        return list(fk.load(run, model=Three).predict(rows, **more).warnings)
+
+    years = [44.0, 49.0, 52.0, 55.0, 495.0, 503.0]
+    for run in (clinics / "standardize", earlier(clinics / "standardize")):
+        assert told(run, years) == []
+    for run, client in ((clinics / "client", "north"), (earlier(clinics / "client"), "south")):
+        of_client = [age for age in years if (age < 100) == (client == "north")]
+        assert told(run, of_client, client=client) == []
+        (text,) = told(run, [age / 12 for age in of_client] * 2, client=client)
+        assert f"in {2 * len(of_client)} of" in text
+    (text,) = told(clinics / "none", [4.0, 4.5, 5.0])
+    assert "in 3 of 3 rows: 4 to 5, first in row 0" in text
+    assert told(clinics / "none", [30.0]) == []  # a little below the lowest
+
+
+def test_most_values_far_from_the_mean_are_told_inside_a_wide_range() -> None:
+    """One value of 0 in training is no reason to take all for right."""
+    usual = UsualValues.of_range(tensor([-7.0]), tensor([3.5]), is_table=True, is_scaled=True)
+    schema, scale = TableSchema((Column("pressure"),)), Scale(tensor([130.0]), tensor([18.0]))
+
+    def told(*values: float) -> list[str]:
+        raw = tensor([[value] for value in values])
+        scales = [(torch.arange(len(raw)), scale)]
+        return list(odd_values(raw, scale.applied(raw), usual, scales, schema, "new.csv"))
+
+    assert told(110.0, 140.0, 43.0) == []
+    (text,) = told(11.0, 14.0, 12.5, 120.0)
+    assert "in 3 of 4 rows: 11 to 14, first in row 0 (counted from 0); the training had " in text
+
+
+def test_gaps_that_training_had_not_are_told() -> None:
+    columns = (Column("age", fill=(54.0,)), Column("dose", fill=(2.0,), indicator=True))
+    schema = TableSchema((*columns, Column("sex", ("f", "m"), fill=(0.5, 0.5))), "indicator")
+
+    def told(**more: Any) -> tuple[str, ...]:
+        table = {"age": [60.0, 50.0], "dose": [1.0, 2.0], "sex": ["f", "m"], **more}
+        return read_new_rows(pa.table(table), "new.csv", schema).warnings
+
+    assert told(dose=[None, 1.0]) == ()
+    assert told(age=[60.0, None]) == (
+        "new.csv: column 'age' has no value in 1 of 2 rows, first in row 1 (counted from 0): it "
+        "had no gaps in training, and the mean of the training takes its place",
+    )
+    empty = "has no value in any row: "
+    assert told(dose=[None, None]) == (
+        f"new.csv: column 'dose' {empty}the mean of the training takes its place",
+    )
+    assert empty in told(sex=[None, None])[0]
+    (one,) = read_new_rows(of(dose=[None, 1]), "new.csv", FILLED).warnings
+    assert "'dose' has no value in 1 of 2 rows" in one  # with "mean", no input says so
 
 
 def test_far_is_meant_by_the_scale_of_each_client(clinics: Path) -> None:
     """What fills a gap is the mean of all clients, far from that of each, and is not told."""
     rows = pa.table({"age": [51.0, 490.0, None], "rare": [0.0] * 3, "same": [3.0] * 3})
     model = fk.load(clinics / "client", model=Three)
-    for client, value in (("north", "490 in row 1"), ("south", "51 in row 0")):
-        (told,) = model.predict(rows, client=client).warnings
+    for client, value in (("north", "490, first in row 1"), ("south", "51, first in row 0")):
+        told = model.predict(rows, client=client).warnings[1]
         assert "in 1 of 3 rows" in told
         assert value in told

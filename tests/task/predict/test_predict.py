@@ -22,6 +22,7 @@ from torch import nn
 import fedkeel as fk
 from commands import call
 from fedkeel.errors import ModelError
+from fedkeel.records.files import SEAL
 from fedkeel.task.predict import export
 from fedkeel.task.predict.answers import Predictions, answer
 from fedkeel.task.predict.preparation import InputPreparation
@@ -261,6 +262,89 @@ def test_images_of_a_folder_without_classes(
     assert all(Path(row["file"]).parent.name == row["prediction"] for row in answers)
     one = call("predict", "runs/shades", "images/light/3.png", "--json").json
     assert [row["prediction"] for row in one] == ["light"]
+    Image.new("L", (9, 12)).save("large.png")
+    done = call("predict", "runs/shades", "large.png")
+    assert "large.png: one image of 12 x 9 pixels was resized to 6 x 6, the size of the" in done.err
+
+
+class Mask(nn.Conv2d):
+    def __init__(self) -> None:
+        super().__init__(3, 1, 3, padding=1)
+
+
+@pytest.mark.parametrize("normalize", ["none", "standardize", "pixels"])
+def test_images_and_masks_in_another_unit_or_size_are_told(tmp_path: Path, normalize: str) -> None:
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (24, 3, 12, 12)).astype(np.float32) / 255
+    y = (x[:, 0] > 0.5).astype(np.int64)
+    clients = fk.from_clients({"a": (x[:12], y[:12]), "b": (x[12:], y[12:])}, normalize=normalize)
+    fk.run(
+        "fedavg",
+        task=fk.Task(Mask, loss="bce", metrics=["dice"]),
+        clients=clients,
+        test=(x, y),
+        rounds=1,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=10),
+        engine=fk.Engine(kind="sequential"),
+        out=tmp_path / "run",
+        progress=False,
+    )
+    model = load(tmp_path / "run", model=Mask)
+    new = random.integers(0, 256, (5, 3, 12, 12)).astype(np.float32) / 255
+    assert model.predict(new).warnings == ()
+    for odd in (new * 255, (new * 255).astype(np.uint8), new / 255, new * 0):
+        (told,) = model.predict(odd).warnings
+        assert "see whether the values and their unit are right" in told
+        assert ("the training had 0 to 1" in told) == (normalize != "pixels")
+    np.savez(tmp_path / "large.npz", x=new * 255)
+    assert len(model.predict(tmp_path / "large.npz").warnings) == 1
+
+    Image.new("RGB", (30, 20)).save(tmp_path / "large.png")
+    with pytest.raises(fk.FedkeelError, match="the masks would not fit the images") as error:
+        model.predict(tmp_path / "large.png")
+    assert "one image of 20 x 30 pixels" in str(error.value)
+    assert "expected images of 12 x 12 pixels" in str(error.value)
+
+
+def test_numbers_without_names_in_another_unit_are_told(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).uniform([50, 1, 0], [600, 2, 0], (30, 3))
+    model = of_arrays(tmp_path, Three, x, tokens=False)
+    assert model.predict(x[:5]).warnings == ()
+    (told,) = model.predict(x[:5] / 38).warnings
+    assert "input 0 (counted from 0) and 1 more hold values unlike those of the training" in told
+    assert (
+        model.predict(x[:1] + np.array([0, 3, 0])).warnings == ()
+    )  # pixels vary little, and may do so
+    (told,) = model.predict(x[:1] + np.array([900, 0, 0])).warnings
+    assert "input 0 (counted from 0) holds" in told
+
+
+class Three(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+
+
+def test_what_is_no_file_of_the_kind_that_a_model_takes(folder: Path, strict: TrainedModel) -> None:
+    (folder / "tab.tsv").write_text("age\tsex\n", encoding="utf-8")
+    for path, got in (("tab.tsv", "a file that ends in '.tsv'"), ("strict", "a folder")):
+        done = call("predict", "strict", path)
+        assert done.err.startswith(
+            f"DataError: {path} is not a .csv or .parquet file.\n  got {got}"
+        )
+    assert "There is no file 'none.tsv'" in call("predict", "strict", "none.tsv").err
+
+
+def test_a_run_without_a_model_is_not_said_to_go_on(folder: Path, strict: TrainedModel) -> None:
+    """One that was killed leaves the status of one at work."""
+    shutil.copytree("strict", "killed")
+    values = json.loads(Path("killed/run.json").read_text("utf-8"))
+    values = {key: value for key, value in values.items() if key != SEAL} | {"status": "running"}
+    Path("killed/run.json").write_text(json.dumps(values), encoding="utf-8")
+    Path("killed/model.safetensors").unlink()
+    done = call("predict", "killed", "test.csv")
+    assert "got no model.safetensors; the run has not ended\n  do   fedkeel run killed" in done.err
 
 
 def test_what_is_no_finished_run(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 import fedkeel as fk
 from commands import call
 from fedkeel.errors import DataError
+from fedkeel.records.files import SEAL
 from fedkeel.task.predict.trained_model import TrainedModel
 
 WORDS = ("calm", "good", "fine", "bad", "sharp", "ill")
@@ -76,7 +78,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedModel]:
 def test_text_of_every_kind_gives_the_same_answers(model: TrainedModel) -> None:
     answers = model.predict(NEW)
     assert answers.labels == ["well", "ill", "well"]
-    assert answers.others == {"text": NEW}
+    assert answers.others == {"note": NEW}
     table = {"id": [7, 8, 9], "note": NEW, "label": [0, 0, 0], "hospital": ["east"] * 3}
     data = datasets.Dataset.from_dict(table)
     data.save_to_disk("new")
@@ -123,21 +125,51 @@ def test_what_holds_no_text(model: TrainedModel, tmp_path: Path) -> None:
     for value in (np.zeros((3, 6)), {"note": ["good", None]}):
         with pytest.raises(DataError, match="does not hold text in every row"):
             model.predict(value)
-    with pytest.raises(DataError, match="which column holds the text") as error:
-        model.predict({"one": ["good"], "two": ["bad"]})
-    assert "call the column of text 'text'" in str(error.value)
-    assert len(model.predict({"one": ["good"], "text": ["bad"]})) == 1
     Path("net.npz").touch()
     for path in ("none.txt", "net.npz"):
         with pytest.raises(DataError, match="trained on text") as error:
             model.predict(path)
         assert "a list of texts" in str(error.value)
-    two = {name: datasets.Dataset.from_dict({"text": ["bad"]}) for name in ("train", "test")}
+    two = {name: datasets.Dataset.from_dict({"note": ["bad"]}) for name in ("train", "test")}
     datasets.DatasetDict(two).save_to_disk("two")
     with pytest.raises(DataError, match="has several splits") as error:
         model.predict("two")
     assert "two/train" in str(error.value)
     assert model.predict("two/test").labels == ["ill"]
+
+
+def test_the_column_of_text_is_that_of_the_training(model: TrainedModel) -> None:
+    assert model.record.data.text_column == "note"
+    both = model.predict({"comment": ["bad", "ill"], "note": ["good", "fine"]})
+    assert (both.labels, both.warnings) == (["well", "well"], ())
+    for columns in ({"id": [1]}, {"id": [1], "doctor": ["Miller"]}, {"text": ["bad"]}):
+        with pytest.raises(DataError, match="has no column 'note', which held the text") as error:
+            model.predict(columns)
+        assert "call the column of text 'note'" in str(error.value)
+    with pytest.raises(DataError, match=r"did you mean 'Note'\?"):
+        model.predict({"Note": ["bad"]})
+
+
+def test_a_run_that_does_not_record_the_column_of_text(model: TrainedModel) -> None:
+    shutil.copytree("run", "earlier")
+    values = json.loads(Path("earlier/run.json").read_text("utf-8"))
+    del values["data"]["text_column"], values[SEAL]
+    Path("earlier/run.json").write_text(json.dumps(values), encoding="utf-8")
+    earlier = fk.load("earlier")
+    one = earlier.predict({"id": [1], "words": ["bad"]})
+    assert one.labels == ["ill"]
+    assert "the text is taken from the column 'words'" in one.warnings[0]
+    assert earlier.predict({"one": ["good"], "text": ["bad"]}).labels == ["ill"]
+    Path("numbers.csv").write_text("id\n1\n2\n", encoding="utf-8")
+    for value in ("numbers.csv", {"id": ["1"]}, {"one": ["good"], "two": ["bad"]}):
+        with pytest.raises(DataError, match="which column holds the text"):
+            earlier.predict(value)
+
+
+def test_text_without_a_known_word_is_told(model: TrainedModel) -> None:
+    (told,) = model.predict(["fine", "", "zzz qqq", "zzz bad"], name="new").warnings
+    assert "new: the text is empty, or has only words that the tokenizer does not know" in told
+    assert "in 2 of 4 rows, first in row 1 (counted from 0)" in told
 
 
 def test_the_tokenizer_has_to_be_there(

@@ -103,7 +103,9 @@ def read_folder(
     return RawExamples(_checked(folder, x, len(label_names)), y, label_names)
 
 
-def read_new_images(path: Path, shape: tuple[int, int, int]) -> tuple[list[str], Tensor]:
+def read_new_images(
+    path: Path, shape: tuple[int, int, int]
+) -> tuple[list[str], Tensor, list[tuple[int, int]]]:
     """Read an image, or all images in a folder and the folders in it, without classes.
 
     Args:
@@ -111,7 +113,7 @@ def read_new_images(path: Path, shape: tuple[int, int, int]) -> tuple[list[str],
         shape: (channels, height, width) that each image is brought to.
 
     Returns:
-        The files, and [N, C, H, W] numbers in [0, 1].
+        The files; [N, C, H, W] numbers in [0, 1]; and (height, width) of each before.
 
     Raises:
         DataError: there are no images, or one cannot be read.
@@ -123,10 +125,12 @@ def read_new_images(path: Path, shape: tuple[int, int, int]) -> tuple[list[str],
         raise DataError(f"{path} has no images in it.", expected=", ".join(IMAGE_SUFFIXES))
     _check_memory(path, len(files), ImageSize(*shape))
     x = torch.empty((len(files), *shape), dtype=torch.float32)
+    sizes = []
     for row, file in enumerate(files):
         image = torch.from_numpy(np.ascontiguousarray(read_image(file, shape[0])))
         write_images(x[row : row + 1], image[None], str(file))
-    return [str(file) for file in files], x
+        sizes.append((image.shape[1], image.shape[2]))
+    return [str(file) for file in files], x, sizes
 
 
 def _read_bytes(folder: Path, files: Sequence[Path], size: ImageSize) -> Tensor:

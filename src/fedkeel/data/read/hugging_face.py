@@ -222,7 +222,7 @@ def _read_text(split: Any, columns: Columns, name: str) -> Dataset:  # noqa: ANN
     more: dict[str, Any] = {}
     if label_names:
         more = {"label_names": label_names, "classes": len(label_names)}
-    return dataset(x, y, name=name, tokens=True, **more)
+    return dataset(x, y, name=name, tokens=True, text_column=column, **more)
 
 
 def tokens_of(texts: list[str], tokenizer: Any, length: int) -> dict[str, NDArray[np.int64]]:  # noqa: ANN401

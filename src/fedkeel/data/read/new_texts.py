@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,10 +14,9 @@ from fedkeel.base.named_files import expanded
 from fedkeel.config import Experiment, Text
 from fedkeel.data.read.hugging_face import PREFIX, load_tokenizer, read_splits, splits_of, tokens_of
 from fedkeel.data.read.load import check_path
-from fedkeel.data.read.raw_examples import missing
 from fedkeel.data.read.tables import TABLE_SUFFIXES, read_columns, read_names
 from fedkeel.data.user_objects import TARGETS
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, did_you_mean
 
 ACCEPTED = (
     "a .csv or .parquet file or a table with a column of text; a data set of `datasets`, its "
@@ -33,10 +32,12 @@ class NewTexts:
     Args:
         x: tokens [N, T] by name.
         others: all columns by name, the text too: [N] texts each.
+        warnings: what a user should know about the texts.
     """
 
     x: dict[str, NDArray[np.int64]]
     others: dict[str, list[str]]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,27 @@ class TextReader:
 
     Args:
         text: which column holds text, and how it becomes tokens.
-        no_text: names of columns that hold something else: labels, clients and the like.
+        no_text: names of columns that hold something else: labels, clients and the like; for runs
+            that do not record the column.
     """
 
     text: Text
     no_text: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Self | None:
-        """Return the reader of an experiment, None of one that was not trained on text."""
+    def of(cls, experiment: Experiment, column: str) -> Self | None:
+        """Return the reader of an experiment, None of one that was not trained on text.
+
+        Args:
+            experiment: the experiment.
+            column: name of the column that held the text, "" of a run that does not record it.
+        """
         data = experiment.data
         if data.text is None:
             return None
         known = (data.client, experiment.partition.holdout_by, data.label, *data.drop, *TARGETS)
-        return cls(data.text, frozenset(filter(None, known)))
+        text = data.text.model_copy(update={"column": column}) if column else data.text
+        return cls(text, frozenset(filter(None, known)))
 
     def read(self, value: object, name: str) -> NewTexts:
         """Read texts, and make them tokens.
@@ -72,7 +80,8 @@ class TextReader:
                 tokenizer is not there.
         """
         columns = _columns(value, name, self.text.column or "text")
-        column = self._column(columns, name)
+        warnings: list[str] = []
+        column = self._column(columns, name, warnings)
         texts = columns[column]
         for row, entry in enumerate(texts):
             if not isinstance(entry, str):
@@ -85,30 +94,39 @@ class TextReader:
         if not texts:
             raise DataError(f"{name} has no rows.")
         others = {key: [_written(entry) for entry in column] for key, column in columns.items()}
-        return NewTexts(tokens_of(texts, self._tokenizer(), self.text.length), others)
+        tokenizer = self._tokenizer()
+        x = tokens_of(texts, tokenizer, self.text.length)
+        warnings += _without_words(x, tokenizer, name)
+        return NewTexts(x, others, tuple(warnings))
 
-    def _column(self, columns: Mapping[str, Sequence[Any]], name: str) -> str:
-        """Return the name of the column of text."""
-        if self.text.column is not None:
-            if self.text.column not in columns:
-                raise missing(name, "column", self.text.column, list(columns))
-            return self.text.column
-        if len(columns) == 1:
-            return next(iter(columns))
+    def _column(self, columns: Mapping[str, Sequence[Any]], name: str, warnings: list[str]) -> str:
+        """Return the name of the column of text; note where the run does not say it."""
+        wanted = self.text.column
+        if wanted is not None:
+            if wanted not in columns:
+                raise DataError(
+                    f"{name} has no column {wanted!r}, which held the text in training.",
+                    do=f"{did_you_mean(wanted, columns)}; call the column of text {wanted!r}",
+                )
+            return wanted
         found = [
             key
             for key, column in columns.items()
             if key not in self.no_text and any(map(_is_words, column))
         ]
-        if len(found) == 1:
-            return found[0]
         if "text" in found:
             return "text"
+        if len(found) == 1:
+            warnings.append(
+                f"{name}: the text is taken from the column {found[0]!r}: the run was made by an "
+                "earlier version, and does not say which column it was in training"
+            )
+            return found[0]
         raise DataError(
             f"{name}: it is not known which column holds the text.",
             got=", ".join(map(repr, found or columns)),
-            why="the experiment of the run has no data.text.column",
-            do="call the column of text 'text', or leave the other columns out",
+            why="the run was made by an earlier version, and does not say which it was in training",
+            do="call the column of text 'text', or leave out other columns of text",
         )
 
     def _tokenizer(self) -> Any:  # noqa: ANN401 - of `transformers`
@@ -204,6 +222,18 @@ def _decoded(entry: object, name: str, column: str) -> object:
             got=repr(entry[:40]),
             do="save the file as UTF-8",
         ) from None
+
+
+def _without_words(x: Mapping[str, NDArray[np.int64]], tokenizer: Any, name: str) -> Iterator[str]:  # noqa: ANN401
+    """Yield a warning of texts of which the model sees no word: empty ones, and unknown words."""
+    ids = next(iter(x.values()))
+    rows = np.flatnonzero(np.isin(ids, tokenizer.all_special_ids).all(axis=1))
+    if len(rows):
+        yield (
+            f"{name}: the text is empty, or has only words that the tokenizer does not know, in "
+            f"{len(rows):,} of {len(ids):,} rows, first in row {rows[0]} (counted from 0): their "
+            "answers do not depend on it"
+        )
 
 
 def _is_words(entry: object) -> bool:

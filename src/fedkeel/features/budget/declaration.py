@@ -14,6 +14,7 @@ class PrivacyDeclaration(Declaration):
     table = "privacy"
     needs = ("root",)  # whose examples no budget covers
     settings_class = Privacy
+    hides_values = True
     meaning = "the budget of differential privacy; None runs without."
     record_class = PrivacyRecord
     report = "fedkeel.features.budget.report:PrivacyReport"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ from fedkeel.data.read.new_texts import TextReader
 from fedkeel.data.read.scaling import CONSTANT, Scale
 from fedkeel.data.table_schema import Column, Missing, TableSchema
 from fedkeel.data.user_arrays import as_tokens
-from fedkeel.errors import DataError, did_you_mean
+from fedkeel.data.value_ranges import is_place_count, place_count
+from fedkeel.errors import DataError, counted, did_you_mean
 from fedkeel.records import run_record
 from fedkeel.records.run_record import DataRecord
-from fedkeel.task.predict.far_values import far_warnings, is_far
+from fedkeel.task.predict.far_values import Scales, UsualValues, odd_values
 
 NODES = "nodes"
 """The value of ``data.source`` where only the nodes of a federation have the data."""
@@ -44,11 +46,13 @@ class NewInputs:
         x: [N, ...] inputs as the model takes them.
         others: columns of a table that are not inputs, or the names of files, [N] texts each.
         warnings: what a user should know about them.
+        resized: what was resized to the size of the training images, in words; "" for nothing.
     """
 
     x: Values
     others: dict[str, list[str]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    resized: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,15 @@ class InputPreparation:
         schema: the columns of a table, None of anything else.
         scale: what inputs were standardised by, None where there is no such scale.
         client_scales: the same of each client by name, where each has its own.
+        ranges: of each input by name the lowest and the highest values of the training, [F] each,
+            as the model takes them; "" names a single one. Empty where they are not known.
         client_column: the column that says whose a row is, None where none does.
         is_of_files: whether the run has read files, of which all inputs are float32 first.
         whole: for each input by name whether it was whole numbers, such as tokens; "" names a
             single one. Empty where the run does not say.
         is_scaled_on_nodes: whether each node of a federation standardised its inputs by numbers
             that only it knows.
+        resizes: whether images of any size were brought to the size of the training.
         texts: how text becomes inputs, None where the model was not trained on text.
     """
 
@@ -75,10 +82,12 @@ class InputPreparation:
     schema: TableSchema | None = None
     scale: Scale | None = None
     client_scales: Mapping[str, Scale] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     client_column: str | None = None
     is_of_files: bool = False
     whole: Mapping[str, bool] = field(default_factory=dict)
     is_scaled_on_nodes: bool = False
+    resizes: bool = False
     texts: TextReader | None = None
 
     @classmethod
@@ -112,6 +121,7 @@ class InputPreparation:
             _schema(record, nodes),
             None if record.scale is None else _scale(record.scale),
             {name: _scale(scale) for name, scale in record.client_scales.items()},
+            _ranges(record),
             None if settings is None else settings.client,
             settings is not None,
             {name: kind == "int64" for name, kind in record.types.items()},
@@ -119,6 +129,7 @@ class InputPreparation:
             and nodes.normalize in ("client", "pixels")
             and record.types.get("") != "int64"
             and not record.inputs,  # several inputs are never standardised
+            settings is not None and settings.shape is not None,
         )
 
     def of_client(self, client: str) -> InputPreparation:
@@ -162,19 +173,33 @@ class InputPreparation:
                 expected=wanted,
             )
         if self.scale is None and not self.client_scales:
-            return self._cast(inputs)
-        raw = only_tensor(inputs.x, "standardising")
-        far = torch.zeros_like(raw, dtype=torch.bool)
-        if self.scale is not None:
-            x = self.scale.applied(raw)
-            if self.schema is not None:
-                far = is_far(raw, self.scale, self.schema)
+            scales: Scales = ()
+            x = inputs.x
         else:
-            x = self._by_client(raw, self._clients(inputs, name, client), name, far)
-        warnings = inputs.warnings
-        if self.schema is not None:
-            warnings = (*warnings, *far_warnings(raw, far, self.schema, name))
-        return self._cast(NewInputs(x, inputs.others, warnings))
+            raw = only_tensor(inputs.x, "standardising")
+            scales, x = self._scales(raw, inputs, name, client), raw.clone()
+            for rows, scale in scales:
+                x[rows] = scale.applied(raw[rows])
+        warnings = (*inputs.warnings, *self._odd_values(inputs.x, x, scales, name))
+        return self._cast(replace(inputs, x=x, warnings=warnings))
+
+    def _odd_values(self, raw: Values, x: Values, scales: Scales, name: str) -> Iterator[str]:
+        """Yield a warning of each input with values unlike those of the training."""
+        given, ready = (of if isinstance(of, dict) else {"": of} for of in (raw, x))
+        is_table = self.schema is not None
+        for key, values in ready.items():
+            if not values.is_floating_point():
+                continue
+            if key in self.ranges:
+                usual = UsualValues.of_range(*self.ranges[key], is_table, bool(scales))
+            elif scales:
+                channels = len(scales[0][1].mean)
+                count = place_count(values.shape[1:], channels, is_table)
+                usual = UsualValues.by_deviation(count, is_table)
+            else:
+                continue
+            what = f"{name}: {key}" if key else name
+            yield from odd_values(given[key], values, usual, scales, self.schema, what)
 
     def _read(self, value: Examples, name: str) -> NewInputs:
         """Return inputs before they are standardised."""
@@ -182,7 +207,7 @@ class InputPreparation:
             texts = self.texts.read(value, name)
             labels = np.zeros(len(next(iter(texts.x.values()))), np.int64)
             data = dataset(texts.x, labels, classes=1, name=name, tokens=True)
-            return NewInputs(data.x, texts.others)
+            return NewInputs(data.x, texts.others, texts.warnings)
         if is_table(value):
             if self.schema is None:
                 raise DataError(
@@ -196,9 +221,9 @@ class InputPreparation:
         if isinstance(value, (str, os.PathLike)):
             path = expanded(value)
             if path.suffix.lower() == ".npz":
-                return NewInputs(self._as_images(read_inputs(path), name))
-            files, x = read_new_images(path, self._image_shape(name))
-            return NewInputs(x, {"file": files})
+                return self._as_images(read_inputs(path), name)
+            files, x, sizes = read_new_images(path, self._image_shape(path))
+            return self._resized(NewInputs(x, {"file": files}), sizes, name)
         is_whole = isinstance(value, Tensor) and value.dtype == torch.int64
         tokens = self.whole.get("", is_whole)
         count = len(next(iter(value.values()))) if isinstance(value, Mapping) else len(value)
@@ -222,24 +247,40 @@ class InputPreparation:
         images = ", an image or a folder of images" if len(self.shape) == 3 else ""
         return f"a .npz file with an array x [N, {shape_text(self.shape)}]{images}"
 
-    def _image_shape(self, name: str) -> tuple[int, int, int]:
-        """Return (channels, height, width) of the training images."""
+    def _image_shape(self, path: Path) -> tuple[int, int, int]:
+        """Return (channels, height, width) of the training images, to which a file is brought."""
         if isinstance(self.shape, dict) or len(self.shape) != 3:
-            raise DataError(
-                f"{name}: the model was not trained on images.",
-                got=str(name),
-                expected=self._expected,
-            )
+            is_not = "is not a .csv or .parquet" if self.schema is not None else "is not an .npz"
+            if isinstance(self.shape, dict):
+                is_not = "cannot be taken: the model has several inputs, and reads no"
+            if not path.exists():
+                raise DataError(f"There is no file {str(path)!r}.", do="check the path")
+            got = "a folder" if path.is_dir() else f"a file that ends in {path.suffix!r}"
+            raise DataError(f"{path} {is_not} file.", got=got, expected=self._expected)
         channels, height, width = self.shape
         return channels, height, width
 
-    def _as_images(self, x: Tensor, name: str) -> Tensor:
+    def _as_images(self, x: Tensor, name: str) -> NewInputs:
         """Return images in the shape of the training; other inputs as they are."""
-        if x.ndim != 4:
-            return x
-        out = torch.empty((len(x), *self._image_shape(name)))
+        if x.ndim != 4 or isinstance(self.shape, dict) or len(self.shape) != 3:
+            return NewInputs(x)
+        out = torch.empty((len(x), *self.shape))
         write_images(out, x, name)
-        return out
+        return self._resized(NewInputs(out), [(x.shape[2], x.shape[3])] * len(x), name)
+
+    def _resized(self, inputs: NewInputs, sizes: Sequence[tuple[int, int]], name: str) -> NewInputs:
+        """Return images that were of these (height, width), with a warning where that is new."""
+        height, width = only_tensor(inputs.x, "an image").shape[2:]
+        other = [row for row, size in enumerate(sizes) if size != (height, width)]
+        if not other:
+            return inputs
+        told = f"{counted(len(other), 'image')} of {' x '.join(map(str, sizes[other[0]]))} pixels"
+        told += " or of other sizes" if len({sizes[row] for row in other}) > 1 else ""
+        warning = (
+            f"{name}: {told} {'was' if len(other) == 1 else 'were'} resized to {height} x {width}, "
+            "the size of the training images: see whether those were resized too, or cut out"
+        )
+        return replace(inputs, warnings=() if self.resizes else (warning,), resized=told)
 
     def _clients(self, inputs: NewInputs, name: str, client: str | None) -> list[str]:
         """Return whose each example is."""
@@ -253,22 +294,23 @@ class InputPreparation:
             do=f"say so: client=, --client; {did_you_mean('', self.client_scales)}",
         )
 
-    def _by_client(self, x: Tensor, clients: list[str], name: str, far: Tensor) -> Tensor:
-        """Return inputs standardised, each by the scale of its client; note in `far` which are."""
-        out, index = torch.empty_like(x), np.array(clients)
-        for client in sorted(set(clients)):
-            if client not in self.client_scales:
+    def _scales(self, x: Tensor, inputs: NewInputs, name: str, client: str | None) -> Scales:
+        """Return by which scale each row is standardised."""
+        if self.scale is not None:
+            return [(torch.arange(len(x)), self.scale)]
+        clients = np.array(self._clients(inputs, name, client))
+        found = []
+        for one in sorted(set(clients.tolist())):
+            if one not in self.client_scales:
                 raise DataError(
-                    f"{name}: there was no client {client!r} in the training.",
+                    f"{name}: there was no client {one!r} in the training.",
                     why="each client's inputs were standardised by its own mean and deviation",
-                    do=did_you_mean(client, self.client_scales),
+                    do=did_you_mean(one, self.client_scales),
                 )
-            rows = torch.from_numpy(np.flatnonzero(index == client))
-            scale = self.client_scales[client]
-            out[rows] = scale.applied(x[rows])
-            if self.schema is not None:
-                far[rows] = is_far(x[rows], scale, self.schema)
-        return out
+            found.append(
+                (torch.from_numpy(np.flatnonzero(clients == one)), self.client_scales[one])
+            )
+        return found
 
     def _cast(self, inputs: NewInputs) -> NewInputs:
         """Return inputs in the type that the model takes; whole numbers stay."""
@@ -277,7 +319,7 @@ class InputPreparation:
             x = (x.to(torch.float32) if self.is_of_files else x).to(self.dtype)
         elif isinstance(x, dict):
             x = {name: self._as_trained(name, tensor) for name, tensor in x.items()}
-        return NewInputs(x, inputs.others, inputs.warnings)
+        return replace(inputs, x=x)
 
     def _as_trained(self, name: str, tensor: Tensor) -> Tensor:
         """Return one of several inputs in the type that it had in training."""
@@ -291,6 +333,18 @@ def _scale(record: run_record.ScaleRecord) -> Scale:
     scale = Scale.of(tuple(record.mean), tuple(record.deviation))
     constant = scale.std == CONSTANT
     return Scale(scale.mean, torch.where(constant, torch.zeros_like(scale.std), scale.std))
+
+
+def _ranges(record: DataRecord) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the ranges of a record that fit its inputs."""
+    shapes = {name: tuple(side) for name, side in (record.inputs or {"": record.shape}).items()}
+    found = {}
+    for name, ends in record.ranges.items():
+        low, high = (torch.tensor(end, dtype=torch.float64) for end in (ends.low, ends.high))
+        shape = shapes.get(name)
+        if shape is not None and len(low) == len(high) and is_place_count(len(low), shape):
+            found[name] = (low, high)
+    return found
 
 
 def _schema(record: DataRecord, nodes: Data | None) -> TableSchema | None:

@@ -20,7 +20,7 @@ from fedkeel.base.values import count_of, rows_of
 from fedkeel.config import Experiment, Model, OtherModel, toml
 from fedkeel.config.code_names import code_names
 from fedkeel.data.read.new_texts import TextReader
-from fedkeel.errors import ModelError, RunError
+from fedkeel.errors import DataError, ModelError, RunError
 from fedkeel.records.client_models import (
     client_file,
     client_names,
@@ -120,6 +120,14 @@ class TrainedModel:
         scores = torch.cat(parts).clone()
         task = self.record.task
         values, shares = answer(scores, task.like or task.loss, self.record.data.classes)
+        if inputs.resized and values.ndim > 2:
+            size = " x ".join(map(str, values.shape[-2:]))
+            raise DataError(
+                f"{name}: the masks would not fit the images.",
+                got=inputs.resized,
+                expected=f"images of {size} pixels, as in training",
+                do="cut them into pieces of that size; or resize them, and resize the masks back",
+            )
         others = inputs.others
         warnings = (*inputs.warnings, *self._warnings(others, name, client or self.client))
         return Predictions(values, shares, scores, self.label_names, others, warnings)
@@ -215,7 +223,7 @@ def load(
     data = None if settings is None else settings.data
     preparation = InputPreparation.of(record.data, data, dtype)
     if settings is not None:
-        preparation = replace(preparation, texts=TextReader.of(settings))
+        preparation = replace(preparation, texts=TextReader.of(settings, record.data.text_column))
     if client is not None:
         preparation = preparation.of_client(client)
     return TrainedModel(module, preparation, record, which, folder.path, client)
@@ -249,7 +257,7 @@ def _read_state(folder: Path, record: RunRecord, which: str) -> dict[str, Tensor
     if not path.exists():
         raise RunError(
             f"{folder} has no {which} model.",
-            got=f"no {name}; the run is {record.status}",
+            got=f"no {name}; the run {record.ending}",
             do=f"fedkeel run {folder} --resume"
             if record.status in ("running", "interrupted")
             else "take a run that kept its models: one of a search or a comparison may not",
