@@ -130,6 +130,9 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     empty = "a,s,label\n,x,0\n,y,1\n"
     with pytest.raises(DataError, match="No training example has a value in the column 'a'"):
         loaded(tmp_path, empty, empty, categories="s", missing="mean")
+    (made_up,) = tables(tmp_path, made_up=empty)
+    with pytest.raises(DataError, match="fill in at least one cell where the table is made up"):
+        load(Data(source=made_up, categories=("s",), missing="mean"), is_one_of_many=True)
 
 
 def test_categories_are_no_free_text(tmp_path: Path) -> None:

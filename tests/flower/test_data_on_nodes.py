@@ -14,12 +14,14 @@ from flwr.app import Context, Message, RecordDict
 from rich.console import Console
 from safetensors.torch import load_file
 
+from commands import call
 from fedkeel import config
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
 from fedkeel.features.progress.display import FINISHED
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.local import federation
 from fedkeel.flower.node import answer
 from fedkeel.flower.node.configuration import make_node, state_folder
 from fedkeel.flower.protocol import MAX_SIZE
@@ -561,6 +563,30 @@ def test_statistics_of_the_nodes_own_are_measured_with(
     ).rows
     assert [row.test.examples for row in rows if row.test] == [14] * 3
     assert not any(row.faults for row in rows)
+
+
+def test_a_run_that_has_finished_starts_no_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It started all nodes, showed the old score as if it were new, and changed nothing."""
+
+    def starts(*_: object) -> None:
+        raise AssertionError("a federation is started")
+
+    monkeypatch.setattr(federation, "FlowerProcesses", starts)
+    files = [str(table(tmp_path / f"{i}.csv", i)) for i in range(2)]
+    experiment, out = own(), tmp_path / "run"
+    serve(nodes_with(tmp_path, experiment, files), experiment, RunOptions(out))
+    (tmp_path / "own.toml").write_text(config.to_toml(experiment))
+    words = ["flower", "up", tmp_path / "own.toml", "--out", out]
+    words += [word for file in files for word in ("--data", file)]
+    done = call(*words)
+    assert done.code == 0, done.err
+    assert "this run had finished before" in done.err
+    assert "test" not in done.err.partition("run ")[0]
+    table(Path(files[0]), 3)  # other data: no run of them has finished
+    with pytest.raises(AssertionError, match="a federation is started"):
+        call(*words)
 
 
 def test_one_client_alone_is_trained_as_if_its_data_were_the_federation(tmp_path: Path) -> None:

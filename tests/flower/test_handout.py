@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from flwr.app import RecordDict
 
 import sites
 from commands import call, experiment
@@ -27,6 +28,7 @@ from fedkeel.flower.handout.messages import answers, requests
 from fedkeel.flower.handout.places import Places
 from fedkeel.flower.local import keys
 from fedkeel.flower.local.processes import NAME, FlowerProcesses, free_port
+from fedkeel.flower.node.log import SENT, log_reply
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.server.serve import RunOptions, serve
 from fedkeel.flower.server.traffic import EVALUATION
@@ -218,6 +220,29 @@ def test_the_page_has_words_for_every_message_that_a_node_answers(hospitals: Pat
     words = " ".join(item.what for run in runs for item in answers(run, None, 3))
     for kind, beginning in IN_WORDS.items():
         assert beginning in words, kind
+
+
+def test_a_node_says_what_it_sends_with_the_bytes_of_the_page(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert {f"{k}.default" if k in ("train", "evaluate") else k for k in SENT} == set(IN_WORDS)
+    settings = sites.experiment(rounds=2, task={"metrics": ["accuracy"]})
+    sites.write_tables(tmp_path)
+    grid = sites.grid_of(tmp_path, settings)
+
+    def said(kind: str, reply: RecordDict) -> RecordDict:
+        log_reply(kind, reply)
+        return reply
+
+    grid.edits[sites.FIRST] = said
+    serve(grid, settings, RunOptions(tmp_path / "run"))
+    found = re.findall(r"UTC (.*), ([\d,]+) bytes$", capfd.readouterr().err, re.MULTILINE)
+    lines = {words: int(size.replace(",", "")) for words, size in found}
+    assert next(iter(lines)) == "for the server: a description of this site"
+    page = {item.what[:6]: item.size or 0 for item in answers(settings, grid.nodes[sites.FIRST], 3)}
+    trained = lines["for the server after one round: what clients have trained"]
+    assert trained == pytest.approx(page["The up"] + page["Number"], abs=60)  # digits, digests
+    assert lines["for the server after 2 rounds: scores of the model"] > page["Scores"] > 0
 
 
 def test_what_a_site_says_of_itself_is_named(hospitals: Path) -> None:

@@ -137,7 +137,10 @@ class TableSchema:
                 if not len(known):
                     raise DataError(
                         f"No training example has a value in the column {name!r}.",
-                        do=f'leave it out: drop = ["{name}"]',
+                        do=f"fill in at least one cell where the table is made up, else leave "
+                        f'the column out at every site: data.drop = ["{name}"]'
+                        if is_one_of_many
+                        else f'leave it out: drop = ["{name}"]',
                     )
                 fill = tuple(_mean(known, len(names or ())))
             has_gaps = is_one_of_many or bool(is_missing.any())

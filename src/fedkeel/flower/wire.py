@@ -8,6 +8,7 @@ than what is expected.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -203,6 +204,19 @@ def sums_nbytes(content: RecordDict) -> int:
     records = (record for record in content.values() if isinstance(record, MetricRecord))
     lengths = (len(v) for record in records for v in record.values() if isinstance(v, list))
     return NUMBER * sum(lengths)
+
+
+def content_nbytes(content: RecordDict) -> int:
+    """Return the bytes of what a node's own message holds: tensors, numbers and texts."""
+    total = 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            total += sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in record.values())
+        elif isinstance(record, MetricRecord):
+            total += NUMBER * sum(len(v) if isinstance(v, list) else 1 for v in record.values())
+        else:
+            total += sum(len(v) for v in record.values() if isinstance(v, str | bytes))
+    return total
 
 
 def read_sums(content: RecordDict, name: str, size: int) -> Tensor:

@@ -215,7 +215,7 @@ class PaperTable(Settings):
         id: such as ``fedgh-table1``.
         paper: citation key; empty for a user's table.
         title: paper, number and content, in one line.
-        shows: what the paper concludes from it; of a table of our own "Not in ..." and the question.
+        shows: what the paper concludes from it; of a table of our own "Not in ..." and a question.
         source: where the published numbers and the settings are printed.
         data: the data sets that are needed, with their names in ``fedkeel data list``, or as text
             where fedkeel has no reader.

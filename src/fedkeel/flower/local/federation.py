@@ -23,6 +23,8 @@ from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.export import export
 from fedkeel.flower.local.processes import FlowerProcesses, quoted
 from fedkeel.flower.node.configuration import make_node
+from fedkeel.flower.protocol import NodeDescription
+from fedkeel.flower.server.placeholder import placeholder
 from fedkeel.flower.server.serve import OUTCOME, RunEnd
 from fedkeel.records.folder import ANOTHER, RunFolder
 from fedkeel.records.rows import RoundRecord
@@ -36,6 +38,9 @@ STATUS_SECONDS = 10.0
 """Time between questions to Flower whether the run is still alive. They are slow to answer."""
 
 
+FINISHED_BEFORE = "this run had finished before; for a new one choose another folder (--out)"
+
+
 @dataclass(frozen=True)
 class FederationResult:
     """The result of a run.
@@ -43,7 +48,7 @@ class FederationResult:
     Args:
         rows: its rounds.
         status: "finished", "interrupted" or "failed".
-        message: why it ended before its last round, else "".
+        message: why it ended before its last round, or that it had finished before, else "".
     """
 
     rows: list[RoundRecord]
@@ -102,11 +107,18 @@ def run_locally(
     state = quoted(str(flower_folder / "state"))
     warnings: list[str] = []
     if is_on_nodes(experiment):
-        for config in configs:
-            prepared = make_node(experiment, parse_config_args([config])).prepared
-            warnings += prepared.setup.federation.data.warnings
+        said: dict[int, NodeDescription] = {}
+        for client, config in enumerate(configs):
+            node = make_node(experiment, parse_config_args([config]))
+            said[client] = NodeDescription.read(node.describe())
+            warnings += node.prepared.setup.federation.data.warnings
+        prepared = prepare(experiment, placeholder(experiment, said))
     else:
         prepared = prepare(experiment, gather(experiment))
+    if folder.exists():
+        before = folder.read_run()
+        if before.status == "finished" and before.key == prepared.key:
+            return FederationResult(folder.rows(), "finished", FINISHED_BEFORE)
     warnings += find_warnings(replace(prepared, on_nodes=True))
     score = prepared.setup.metrics.score
     with RunFolder(flower_folder).alone():  # what follows would end another command's processes

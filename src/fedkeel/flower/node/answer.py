@@ -11,7 +11,7 @@ from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.node import device_process
 from fedkeel.flower.node.configuration import make_node, state_folder, trains_on_device
-from fedkeel.flower.node.log import log_error, public_reason
+from fedkeel.flower.node.log import log_error, log_reply, public_reason
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.node.sums_only import app_name, check_sums_only, promise_sums
 from fedkeel.flower.protocol import DESCRIBE_DATA
@@ -52,6 +52,7 @@ def answer(
         node = (make or make_node)(experiment, config, installed, kind)
         promise_sums(folder, app, experiment)  # a run that is refused binds nobody
         content = node.reply(kind, message.content)
+        log_reply(kind, content)
         return Message(content, reply_to=message)
     except FedkeelError as error:
         log_error(folder, error)

@@ -1,7 +1,8 @@
-"""Errors on a node: in full in its log and its output, as a short reason for the server."""
+"""What a node says on its machine: what it sends, and errors, which the server hears in short."""
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from collections.abc import Iterator
@@ -9,8 +10,22 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedkeel.errors import DataError, FedkeelError, RunError
+from flwr.app import RecordDict
+
+from fedkeel.errors import DataError, FedkeelError, RunError, counted
 from fedkeel.features.budget.policy import PolicyError
+from fedkeel.flower.protocol import (
+    DESCRIBE,
+    DESCRIBE_DATA,
+    EVALUATE,
+    PERSONAL,
+    PICTURES,
+    SURVEY,
+    TRAIN,
+)
+from fedkeel.flower.secure_protocol import KEYS, MASKED, SHARES, UNMASK
+from fedkeel.flower.statistics_protocol import STATISTICS, TOTALS
+from fedkeel.flower.wire import HEADER, content_nbytes
 
 LOG = "node.log"
 """File of the log in a node's folder."""
@@ -38,6 +53,34 @@ def log_error(folder: Path, error: Exception) -> None:
         text += f"{file} cannot be written to ({refused.strerror or type(refused).__name__})\n"
     with suppress(OSError):  # the output may be on the same full disk
         print(text, end="", file=sys.stderr, flush=True)
+
+
+SENT = {
+    DESCRIBE: "a description of this site",
+    DESCRIBE_DATA: "a description of this site",
+    TRAIN: "what clients have trained",
+    SURVEY: "answers before training",
+    EVALUATE: "scores of the model",
+    PERSONAL: "scores of the site's own models",
+    PICTURES: "counts for the pictures of the report",
+    STATISTICS: "statistics of the data",
+    TOTALS: "masked statistics of the data",
+    KEYS: "public keys for a secure sum",
+    SHARES: "encrypted parts of secrets for a secure sum",
+    MASKED: "a masked sum of what clients have trained",
+    UNMASK: "parts of secrets that unmask the sum of all",
+}
+"""Type of a message -> what its reply holds."""
+
+
+def log_reply(kind: str, content: RecordDict) -> None:
+    """Write into the SuperNode's output what a reply holds, and how many bytes."""
+    values = dict(content.get(HEADER) or {}).get("values")
+    round = json.loads(values).get("round") if isinstance(values, str) else None
+    when = f" after {counted(round, 'round')}" if round else ""
+    text = f"for the server{when}: {SENT[kind]}, {content_nbytes(content):,} bytes"
+    with suppress(OSError):
+        print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {text}", file=sys.stderr, flush=True)
 
 
 def public_reason(error: FedkeelError) -> str:
