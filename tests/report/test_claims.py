@@ -187,7 +187,11 @@ def test_rows_and_table_hold_the_numbers() -> None:
     assert up["difference"] == pytest.approx(0.02)
     assert up["low"] < up["bootstrap_low"] < 0.02 < up["bootstrap_high"] < up["high"]
     assert headings(claims)[0] == "difference, points"
-    assert headings(claims)[4] == "p of alike within 0.5 points"
+    assert headings(claims)[3:6] == [
+        "p: it differs",
+        "p: it is alike (within 0.5 points)",
+        "what is shown",
+    ]
     shown = cells(claims.claims[0])
     assert shown[:2] == ["2.00", "[1.87, 2.13]"]
     assert shown[5:] == ["better", "–"]

@@ -8,8 +8,10 @@ from fedkeel.report.formatting import MISSING, format_signed
 NOTE = (
     "Best scores, method minus reference, seed by seed. The t-interval assumes normal differences; "
     "the bootstrap (BCa) does not, and is too narrow for fewer than about ten seeds. Both are of "
-    "one comparison. The p-values are corrected for all of them (Holm); alike is that of two "
-    "one-sided tests."
+    "one comparison. A p-value below 0.05 shows a difference (paired t-test), or that the method "
+    "is alike, which means nearer to the reference than the margin (two one-sided tests); both are "
+    "corrected for all comparisons (Holm). Open: neither is shown. More seeds: so many would "
+    "probably show a difference."
 )
 """What a reader of the table has to know."""
 
@@ -18,14 +20,14 @@ def headings(claims: Claims) -> list[str]:
     """Return the headings of the cells of a claim."""
     first = claims.claims[0]
     unit = f", {points}" if (points := first.score.unit_of_difference) else ""
-    alike = "p of alike" if first.margin is None else f"p of alike within {margin_text(first)}"
+    alike = "" if first.margin is None else f" (within {margin_text(first)})"
     return [
         f"difference{unit}",
         "95 % interval (t)",
         "95 % interval (bootstrap)",
-        "p",
-        alike,
-        "claim",
+        "p: it differs",
+        f"p: it is alike{alike}",
+        "what is shown",
         "more seeds",
     ]
 
