@@ -37,8 +37,9 @@ class LocalTraining:
             minus what they were. `data` has the client's examples: a data set of torch, with all of
             them as `data.x` and `data.y`, and with the round's mini-batches as `data.batches`.
             `round` tells what the run asks for: `fedkeel.features.own_training.given` has both. Of
-            the numbers, ``loss`` is the client's training loss. ``steps`` and ``examples`` say how much work was done;
-            left out, they are what the settings ask for. All others are diagnostics of the run.
+            the numbers, ``loss`` is the client's training loss. ``steps`` and ``examples`` say how
+            much work was done; left out, they are what the settings ask for. All others are
+            diagnostics of the run.
 
     Raises:
         ConfigError: `train` is not a function of three values.
