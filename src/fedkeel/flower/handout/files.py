@@ -122,7 +122,7 @@ def _totals(sent: list[Sent], node: Node | None) -> dict[str, int]:
     scores = sum(item.size or 0 for item in sent if item.with_scores)
     if not scores:
         return {EACH_ROUND: training}
-    if any(item.when.startswith(AFTER_EACH_ROUND) for item in sent if item.with_scores):
+    if any(item.when == AFTER_EACH_ROUND for item in sent if item.with_scores):
         return {EACH_ROUND: training + scores}
     return {WITHOUT_SCORES: training, "each round with scores": training + scores}
 

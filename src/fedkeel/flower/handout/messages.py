@@ -118,7 +118,7 @@ def requests(experiment: Experiment, node: Node | None, nodes: int) -> list[Sent
     if _evaluates(experiment, node):
         size = None if node is None else _size(node.specs.evaluation, ("",))
         is_judged = _are_judged(experiment, node)
-        when = _times(experiment, is_judged, 3)
+        when = _times(experiment, is_judged)
         found.append(Sent("The model, to be evaluated", when, size, with_scores=is_judged))
     return found
 
@@ -259,7 +259,7 @@ def _scores(experiment: Experiment, node: Node | None) -> Iterator[Sent]:
     if metrics is not None:
         what += f", for {', '.join(metrics.on_nodes().order)}{_by_score(metrics)}"
     is_judged = _are_judged(experiment, node)
-    yield Sent(what, _times(experiment, is_judged, 2), size, with_scores=is_judged, at_most=True)
+    yield Sent(what, _times(experiment, is_judged), size, with_scores=is_judged, at_most=True)
     if is_judged and counts != 0:
         what = "Counts for the pictures of the report, such as right and wrong answers by class"
         if metrics is not None and PROBABILITIES in metrics.of_pictures().order:
@@ -274,21 +274,12 @@ def _by_score(metrics: MetricSet) -> str:
     return f"; counts by score and true label for {', '.join(cells)}" if cells else ""
 
 
-def _times(experiment: Experiment, is_judged: bool, more: int) -> str:
-    """Return when models are measured.
-
-    Args:
-        experiment: what the federation runs.
-        is_judged: whether the run is judged by what nodes measure.
-        more: how many times more at most, where each client's scores are due.
-    """
+def _times(experiment: Experiment, is_judged: bool) -> str:
+    """Return when models are measured; the page has in a note when they are once more."""
     settings = experiment.evaluation
-    due = "after the last round"
-    if settings.clients_every:
-        due = f"{_after(settings.clients_every)} and the last"
-    if not is_judged:
-        return due
-    return f"{_after(settings.every)}, before the first, and up to {more} times more {due}"
+    if is_judged:
+        return _after(settings.every)
+    return "after the last round" if not settings.clients_every else _after(settings.clients_every)
 
 
 def _after(every: int) -> str:
