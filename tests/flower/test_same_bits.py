@@ -58,6 +58,8 @@ def test_every_method(tmp_path: Path, method: str) -> None:
     assert [row.faults for row in remote.rows] == [{}] * 4
     for row in remote.rows:  # here each client is sent the model; a node of several gets it once
         row.bytes_down.clear()
+        row.bytes_up.pop("evaluation", None)
     for row in local.rows:
         row.bytes_down.clear()
+        row.bytes_up.pop("evaluation", None)
     assert same(remote, local)
