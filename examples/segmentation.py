@@ -115,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, list[flo
         )
         for result in comparison.results:  # of `local`, each domain's own model
             of_method = scores.setdefault(result.record.method, {})
+            # `per_client` is of the global model; of a method with personal models, see `personal`
             for domain, value in zip(train, result.rows[-1].per_client["dice"], strict=True):
                 of_method.setdefault(domain, []).append(value)
 

@@ -62,11 +62,12 @@ def test_a_clear_gain() -> None:
         (group("local", 0.90, 0.91, 0.92), "So federation loses on the common test set."),
         (
             group("local", 0.79, 0.82, 0.80),
-            "The difference to `local` is within the chance of seeds, so it shows nothing.",
+            "The difference between `fedavg` and `local` is within the chance of seeds, so it "
+            "shows nothing.",
         ),
         (
             group("local", 0.7),
-            "The difference to `local` is of too few seeds, so it shows nothing.",
+            "The difference between `fedavg` and `local` is of too few seeds, so it shows nothing.",
         ),
     ],
 )
@@ -135,7 +136,7 @@ def test_what_clients_hold_out_answers(results: Any) -> None:
     assert BaselinesReport.notes([fedavg, local]) == [
         "Is federation worth it? On the examples that clients hold out, after the last round, the "
         "mean over clients is `fedavg` 60.0 %, `local` (each client alone) 85.0 %. "
-        "The difference to `local` is of too few seeds, so it shows nothing."
+        "The difference between `fedavg` and `local` is of too few seeds, so it shows nothing."
     ]
     trained_on = results("local", [0.9, 0.8, None], 0)
     (of_table,) = BaselinesReport.notes([fedavg, trained_on])
@@ -171,7 +172,10 @@ def test_what_is_shown_of_the_clients_own_examples(results: Any, size: int, show
     answer, why = BaselinesReport.notes(methods)
     assert "`fedavg` 61.0 %, `local` (each client alone) 71.0 %" in answer
     end = "So federation loses on the clients' own examples."
-    few = "The difference to `local` is too small for so few test examples, so it shows nothing."
+    few = (
+        "The difference between `fedavg` and `local` is too small for so few test examples, so it "
+        "shows nothing."
+    )
     assert answer.endswith(end if shown else few)
     assert why == (
         "The table points the other way: in the best round, `fedavg` reached 80.0 %, `local` 50.0 "

@@ -145,7 +145,12 @@ def _judge_sites(
         from fedkeel.flower.local.statistics import of_federation
         from fedkeel.flower.server.statistics import read_kinds
 
-        found = of_federation(experiment, out, federation, ",".join(read_kinds(kinds)))
+        found = of_federation(
+            experiment,
+            out,
+            federation,
+            ",".join(read_kinds(kinds, bool(experiment.data.categories))),
+        )
     else:
         raise ConfigError("Give --statistics or --federation, and not both.")
     record = judge_statistics(experiment, found)

@@ -199,7 +199,7 @@ def stats(
         from fedkeel.flower.server.statistics import read_kinds
         from fedkeel.report.statistics_text import statistics_page
 
-    chosen = ",".join(read_kinds(kinds))
+    chosen = ",".join(read_kinds(kinds, bool(experiment.data.categories)))
     out = Path("runs") / f"{experiment.name}-statistics" if out is None else out
     flower, sites = experiment.flower, experiment.partition.clients
     waiting = (

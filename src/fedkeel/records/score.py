@@ -39,6 +39,17 @@ class MetricInfo:
         """Whether it is a share, which is shown in percent, its differences in points."""
         return self.unit == "%"
 
+    def step(self, examples: int | None) -> float:
+        """Return by how much one example of so many changes it, where it is right or wrong.
+
+        0 where nothing is known of that: an image may change a Dice score by as little as a pixel.
+
+        >>> MetricInfo("accuracy", unit="%").step(20), MetricInfo("dice", unit="%").step(20)
+        (0.05, 0.0)
+        """
+        is_of_areas = self.name.startswith(("dice", "iou"))
+        return 1.0 / examples if examples and self.is_share and not is_of_areas else 0.0
+
     @property
     def scale(self) -> float:
         """Factor from a value to what is shown."""

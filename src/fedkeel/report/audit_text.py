@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -120,16 +122,21 @@ def _labels(record: AuditRecord) -> str:
         shares["even"] = 1.0 - distance  # as an earlier version wrote it
     known = {name: share for name, share in shares.items() if share is not None}
     best = max(known, key=lambda name: known[name], default="even")
-    beside = _beside(right, known.get(best), f"guessing {LABEL_GUESSES[best]} has", " right")
+    count = sum(result.numbers.get("examples") or 0.0 for result in record.of("labels"))
+    beside = _beside(right, known.get(best), f"guessing {LABEL_GUESSES[best]} has", " right", count)
     return f"{100 * right:.0f} % of the labels were read off{beside}"
 
 
-def _beside(value: float, guess: float | None, who: str, what: str) -> str:
-    """Return what guessing comes to, and whether a value is better."""
+def _beside(value: float, guess: float | None, who: str, what: str, count: float = math.inf) -> str:
+    """Return what guessing comes to, and whether a value, a share of `count`, is better."""
     if guess is None:
         return ""
     shown, guessed = (f"{100 * share:.0f}" for share in (value, guess))
-    worse = ": no better than guessing" if int(shown) <= int(guessed) else ""
+    chance = 1.96 * math.sqrt(guess * (1.0 - guess) / count) if count else 0.0
+    if int(shown) <= int(guessed):
+        worse = ": no better than guessing"
+    else:
+        worse = ": a difference within chance" if value - guess <= chance else ""
     return f", where {who} {guessed} %{what}{worse}"
 
 

@@ -318,7 +318,7 @@ def _shared_difference(first: MethodSummary, second: MethodSummary) -> PairedDif
     if first.has_identical_runs or second.has_identical_runs:
         return None
     counts = [n for method in (first, second) if (n := method.test_examples)]
-    step = 1 / min(counts) if counts and first.score.is_share else 0.0
+    step = first.score.step(min(counts, default=None))
     difference = paired_difference(first.by_seed("best"), second.by_seed("best"), step)
     has_enough = difference is not None and len(difference.values) >= MIN_SEEDS
     return difference if has_enough else None

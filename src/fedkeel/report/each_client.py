@@ -326,7 +326,12 @@ class EachClient:
         points = f", in {unit}" if (unit := self.score.unit_of_difference) else ""
         notes.append(
             f"Gain: over {LOCAL}, the model that the client trains alone{points}; in brackets the "
-            "95 % t-interval over seeds, of each gain by itself."
+            "95 % t-interval over seeds, of each gain by itself"
+            + (
+                "; the chance of one example more or less is added to the spread."
+                if self.score.step(1)
+                else "."
+            )
         )
         if self.seeds < MIN_SEEDS:
             return [*notes, f"Fewer than {MIN_SEEDS} seeds show no gain."]
@@ -486,8 +491,7 @@ def _gain(
     own, other = (
         {run.seed: run.by_client.get(client) for run in item.runs} for item in (scores, reference)
     )
-    step = 1 / examples if info.is_share and examples else 0.0
-    found = paired_difference(own, other, step)
+    found = paired_difference(own, other, info.step(examples))
     if found is None:
         return None
     difference = replace(found, values=tuple(info.sign * value for value in found.values))

@@ -56,6 +56,10 @@ def test_the_headline_has_guessing_beside_each_number() -> None:
     assert "6 % of the inputs, where guessing with other examples recovers 6 %: no better" in text
     assert "96 % of the labels were read off, where guessing equal shares of the classes" in text
     assert "has 99 % right: no better than guessing" in text
+    few = {"labels_right": 70 / 73, "labels_right_of_majority": 69 / 73, "examples": 73.0}
+    assert "has 95 % right: a difference within chance" in headline(record(found("labels", **few)))
+    many = {**few, "examples": 7_300.0}
+    assert "within chance" not in headline(record(found("labels", **many)))
     text = headline(
         record(
             found("linear", recovered=0.5, recovered_of_others=0.02),

@@ -145,7 +145,8 @@ def _conclusion(best: MethodSummary, local: MethodSummary | None, comparisons: i
     gains = _is_better(best, local)
     lead = lead_over(*((best, local) if gains else (local, best)), comparisons)
     if doubt := _DOUBTS.get(lead):
-        return f"The difference to {quoted(local.method)} {doubt}, so it shows nothing."
+        pair = f"{quoted(best.method)} and {quoted(local.method)}"
+        return f"The difference between {pair} {doubt}, so it shows nothing."
     where = "the clients' own examples" if best.judges == "personal" else "the common test set"
     return f"So federation {'gains' if gains else 'loses'} on {where}."
 

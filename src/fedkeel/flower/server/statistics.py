@@ -77,15 +77,20 @@ LARGEST_NOISE = 64
 """Deviations of noise by which counts may be beyond the number of examples."""
 
 
-def read_kinds(text: str) -> tuple[StatisticsKind, ...]:
+def read_kinds(text: str, has_categories: bool = True) -> tuple[StatisticsKind, ...]:
     """Return the kinds that a text names, separated by commas; all where it is ``all``.
+
+    Args:
+        text: names of kinds.
+        has_categories: whether a column has some; else all are all but these, which a site that
+            has none need not allow.
 
     Raises:
         ConfigError: it names something else.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["all"]:
-        return STATISTICS_KINDS
+        return tuple(k for k in STATISTICS_KINDS if has_categories or k != "categories")
     unknown = [name for name in names if name not in STATISTICS_KINDS]
     if unknown or not names:
         raise ConfigError(
