@@ -10,6 +10,7 @@ import typer
 
 from fedkeel.base.named_files import writing
 from fedkeel.cli.common import JSON, TRUST, document, say, stderr
+from fedkeel.errors import ConfigError
 
 RUN = typer.Argument(..., metavar="RUN", help="Run folder of a finished run.")
 WHICH = typer.Option(
@@ -44,6 +45,13 @@ def predict(
     from fedkeel.records.files import write_text
     from fedkeel.task.predict.trained_model import load
 
+    if out is not None and out.exists() and Path(data).exists() and out.samefile(data):
+        raise ConfigError(
+            "--out is the file of the rows.",
+            got=str(out),
+            why="the predictions would take the place of the data",
+            do="name another file",
+        )
     whose = None if _is_for_scale(run, client) else client
     model = load(run, which=which, client=whose, trust=trust)
     predictions = model.predict(data, client=client)

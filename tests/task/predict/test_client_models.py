@@ -181,6 +181,10 @@ def test_the_commands_take_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert right > 0.9
         assert done.err == f"model   that of client {name!r}\n"
         assert call("export", "run", f"{name}.pt2", "--client", name).code == 0
+    before = Path("new.csv").read_bytes()
+    taken = call("predict", "run", "new.csv", "--client", name, "--out", "new.csv").err
+    assert "--out is the file of the rows." in taken
+    assert Path("new.csv").read_bytes() == before
     refused = call("predict", "run", "new.csv")
     assert refused.code != 0
     assert "--client 'north'" in refused.err

@@ -197,6 +197,9 @@ def test_most_values_far_from_the_mean_are_told_inside_a_wide_range() -> None:
         return list(odd_values(raw, scale.applied(raw), usual, scales, schema, "new.csv"))
 
     assert told(110.0, 140.0, 43.0) == []
+    (one,) = told(19.3)
+    assert "in 1 of 1 rows: 19.3" in one
+    assert told(19.3, 120.0) == []
     (text,) = told(11.0, 14.0, 12.5, 120.0)
     assert "in 3 of 4 rows: 11 to 14, first in row 0 (counted from 0); the training had " in text
 

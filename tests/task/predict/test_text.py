@@ -172,6 +172,12 @@ def test_text_without_a_known_word_is_told(model: TrainedModel) -> None:
     assert "in 2 of 4 rows, first in row 1 (counted from 0)" in told
 
 
+def test_text_that_is_cut_is_told(model: TrainedModel) -> None:
+    assert model.predict(["good bad"]).warnings == ()
+    (told,) = model.predict(["good", "good bad " * 40], name="new").warnings
+    assert "tokens or more in 1 of 2 rows: what is longer is cut" in told
+
+
 def test_the_tokenizer_has_to_be_there(
     model: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ class TextReader:
         others = {key: [_written(entry) for entry in column] for key, column in columns.items()}
         tokenizer = self._tokenizer()
         x = tokens_of(texts, tokenizer, self.text.length)
-        warnings += _without_words(x, tokenizer, name)
+        warnings += [*_without_words(x, tokenizer, name), *_cut(x, self.text.length, name)]
         return NewTexts(x, others, tuple(warnings))
 
     def _column(self, columns: Mapping[str, Sequence[Any]], name: str, warnings: list[str]) -> str:
@@ -233,6 +233,16 @@ def _without_words(x: Mapping[str, NDArray[np.int64]], tokenizer: Any, name: str
             f"{name}: the text is empty, or has only words that the tokenizer does not know, in "
             f"{len(rows):,} of {len(ids):,} rows, first in row {rows[0]} (counted from 0): their "
             "answers do not depend on it"
+        )
+
+
+def _cut(x: Mapping[str, NDArray[np.int64]], length: int, name: str) -> Iterator[str]:
+    """Yield a warning of texts that fill all places for tokens: the rest of them is not read."""
+    mask = x.get("attention_mask")
+    if mask is not None and (count := int(mask[:, -1].sum())):
+        yield (
+            f"{name}: the text has {length} tokens or more in {count:,} of {len(mask):,} rows: "
+            "what is longer is cut, as in training (data.text.length), and not read"
         )
 
 

@@ -20,7 +20,8 @@ MARGIN = 0.1
 """How far outside the training's range each value is told, as a share of the width of the range."""
 
 LEAST = 3
-"""Values, at least, that are told because more than half of all are outside."""
+"""Values, at least, that are told because more than half of all are outside. Fewer are told where
+they are `NEAR` deviations from the mean."""
 
 NARROW = 0.01
 """Share of the width of the training's range; images or series within so little are told."""
@@ -110,16 +111,16 @@ def odd_values(
     given = torch.ones_like(values, dtype=torch.bool)
     if schema is not None:
         given = _given(raw, schema) & ~_is_flag(raw, scales)
+    all_given = _sums(given, place, count)
     outside, far = (
         ((values < (low - usual.rounding)[place]) | (values > (high + usual.rounding)[place]))
         & given
         for low, high in ((usual.low, usual.high), (usual.least, usual.most))
     )
-    many, some_far, all_given = (
-        torch.zeros(count, dtype=torch.int64).index_add(0, place, mask.sum(0))
-        for mask in (outside, far, given)
-    )
-    is_most = (many >= LEAST) & (2 * many > all_given)
+    is_few, has_mean = all_given < LEAST, schema is not None and bool(scales)
+    outside &= ~is_few[place] | ((values.abs() > NEAR) & has_mean)
+    many, some_far = (_sums(mask, place, count) for mask in (outside, far))
+    is_most = (2 * many > all_given) & (is_few | (many >= LEAST))
     told = (is_most | (some_far > 0)).nonzero().flatten().tolist()
     row = "example" if schema is None else "row"
     for f in told[:1] if schema is None else told:
@@ -139,6 +140,11 @@ def odd_values(
             f"{name}: all values are {_span(shown)}; the training had {ends}: see whether the "
             "values and their unit are right"
         )
+
+
+def _sums(mask: Tensor, place: Tensor, count: int) -> Tensor:
+    """Return [F] how many of [N, P] are set at each place."""
+    return torch.zeros(count, dtype=torch.int64).index_add(0, place, mask.sum(0))
 
 
 def _is_narrow(raw: Tensor, usual: UsualValues, scales: Scales) -> bool:
