@@ -416,8 +416,12 @@ class RunRecord:
     @property
     def ending(self) -> str:
         """How the run has ended, as a verb: a killed one leaves the status of one at work."""
-        told = {"interrupted": "was interrupted", "failed": "has failed", "finished": "is finished"}
-        return told.get(self.status, "has not ended")
+        verbs = {
+            "interrupted": "was interrupted",
+            "failed": "has failed",
+            "finished": "is finished",
+        }
+        return verbs.get(self.status, "has not ended")
 
     @property
     def score(self) -> MetricInfo:

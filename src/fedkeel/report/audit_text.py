@@ -70,14 +70,14 @@ def _members(record: AuditRecord) -> str:
     low, high = auc_interval(aucs[best], sizes, 1.0 - 0.05 / len(aucs))
     could = "could" if low > 0.5 else "could not"
     of = "" if len(aucs) == 1 else f", the best of {len(aucs)}"
-    found = (
+    beside = (
         f"better than by guessing (AUC {aucs[best]:.2f} by `{best}`{of}, interval {low:.2f} to "
         f"{high:.2f}; guessing has 0.5)"
     )
     if record.mean(best, "others_alike") == 1.0:
-        return f"who was trained on {could} be told {found}"
+        return f"who was trained on {could} be told {beside}"
     return (
-        f"training examples {could} be told from test examples {found}. But the test examples are "
+        f"training examples {could} be told from test examples {beside}. But the test examples are "
         "of other clients, too: this also tells clients apart, and is no measure of who was "
         "trained on. To compare with examples of the same client, set partition.holdout, in Python "
         "holdout=0.25 of fedkeel.from_clients"

@@ -133,8 +133,8 @@ def _missing(column: ColumnStatistics, text: Callable[[int], str]) -> str:
 
 
 def _quantiles(columns: Sequence[ColumnStatistics]) -> TextTable:
-    found = [{item.share: item for item in column.quantiles} for column in columns]
-    parts = [[_parts(items.get(share)) for share in QUARTILES] for items in found]
+    by_share = [{item.share: item for item in column.quantiles} for column in columns]
+    parts = [[_parts(items.get(share)) for share in QUARTILES] for items in by_share]
     widest = max(len(" ".join(part)) for row in parts for part in row)
     between = " " if widest <= WIDE else "\n"
     cells = [[between.join(part) for part in row] for row in parts]

@@ -108,33 +108,33 @@ def odd_values(
     count = len(usual.low)
     place = places(x.shape[1:], count).flatten()
     values = x.reshape(len(x), -1)
-    given = torch.ones_like(values, dtype=torch.bool)
+    is_given = torch.ones_like(values, dtype=torch.bool)
     if schema is not None:
-        given = _given(raw, schema) & ~_is_flag(raw, scales)
-    all_given = _sums(given, place, count)
+        is_given = _given(raw, schema) & ~_is_flag(raw, scales)
+    all_given = _sums(is_given, place, count)
     outside, far = (
         ((values < (low - usual.rounding)[place]) | (values > (high + usual.rounding)[place]))
-        & given
+        & is_given
         for low, high in ((usual.low, usual.high), (usual.least, usual.most))
     )
     is_few, has_mean = all_given < LEAST, schema is not None and bool(scales)
     outside &= ~is_few[place] | ((values.abs() > NEAR) & has_mean)
     many, some_far = (_sums(mask, place, count) for mask in (outside, far))
     is_most = (2 * many > all_given) & (is_few | (many >= LEAST))
-    told = (is_most | (some_far > 0)).nonzero().flatten().tolist()
+    odd = (is_most | (some_far > 0)).nonzero().flatten().tolist()
     row = "example" if schema is None else "row"
-    for f in told[:1] if schema is None else told:
+    for f in odd[:1] if schema is None else odd:
         mask = (outside if is_most[f] else far) & (place == f)
         rows = mask.any(1).nonzero().flatten().tolist()
         scale = next((scale for index, scale in scales if rows[0] in index.tolist()), None)
         shown, ends = _shown(raw, values, usual, f, scale)
         yield (
-            f"{name}: {_where(f, x.ndim, count, schema, len(told) - 1)} values unlike those of the "
+            f"{name}: {_where(f, x.ndim, count, schema, len(odd) - 1)} values unlike those of the "
             f"training in {len(rows):,} of {len(x):,} {row}s: {_span(shown[mask])}, first in {row} "
             f"{rows[0]} (counted from 0); the training had {ends}: see whether the values and "
             "their unit are right"
         )
-    if x.ndim > 2 and not told and _is_narrow(raw, usual, scales):
+    if x.ndim > 2 and not odd and _is_narrow(raw, usual, scales):
         shown, ends = _shown(raw, values, usual, 0, scales[0][1] if scales else None)
         yield (
             f"{name}: all values are {_span(shown)}; the training had {ends}: see whether the "
@@ -159,13 +159,13 @@ def _is_narrow(raw: Tensor, usual: UsualValues, scales: Scales) -> bool:
 
 def _given(x: Tensor, schema: TableSchema) -> Tensor:
     """Return [N, D] whether an input is a number that was given: no category, and no filled gap."""
-    given = (~schema.is_binary).expand(x.shape).clone()
+    is_given = (~schema.is_binary).expand(x.shape).clone()
     place = 0
     for column in schema.columns:
         if column.categories is None and column.fill:
-            given[:, place] &= x[:, place] != x.new_tensor(column.fill[0])
+            is_given[:, place] &= x[:, place] != x.new_tensor(column.fill[0])
         place += len(column.inputs)
-    return given
+    return is_given
 
 
 def _is_flag(x: Tensor, scales: Scales) -> Tensor:

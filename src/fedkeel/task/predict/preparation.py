@@ -185,7 +185,7 @@ class InputPreparation:
 
     def _odd_values(self, raw: Values, x: Values, scales: Scales, name: str) -> Iterator[str]:
         """Yield a warning of each input with values unlike those of the training."""
-        given, ready = (of if isinstance(of, dict) else {"": of} for of in (raw, x))
+        before, ready = (of if isinstance(of, dict) else {"": of} for of in (raw, x))
         is_table = self.schema is not None
         for key, values in ready.items():
             if not values.is_floating_point():
@@ -199,7 +199,7 @@ class InputPreparation:
             else:
                 continue
             what = f"{name}: {key}" if key else name
-            yield from odd_values(given[key], values, usual, scales, self.schema, what)
+            yield from odd_values(before[key], values, usual, scales, self.schema, what)
 
     def _read(self, value: Examples, name: str) -> NewInputs:
         """Return inputs before they are standardised."""
@@ -274,13 +274,13 @@ class InputPreparation:
         other = [row for row, size in enumerate(sizes) if size != (height, width)]
         if not other:
             return inputs
-        told = f"{counted(len(other), 'image')} of {' x '.join(map(str, sizes[other[0]]))} pixels"
-        told += " or of other sizes" if len({sizes[row] for row in other}) > 1 else ""
+        some = f"{counted(len(other), 'image')} of {' x '.join(map(str, sizes[other[0]]))} pixels"
+        some += " or of other sizes" if len({sizes[row] for row in other}) > 1 else ""
         warning = (
-            f"{name}: {told} {'was' if len(other) == 1 else 'were'} resized to {height} x {width}, "
+            f"{name}: {some} {'was' if len(other) == 1 else 'were'} resized to {height} x {width}, "
             "the size of the training images: see whether those were resized too, or cut out"
         )
-        return replace(inputs, warnings=() if self.resizes else (warning,), resized=told)
+        return replace(inputs, warnings=() if self.resizes else (warning,), resized=some)
 
     def _clients(self, inputs: NewInputs, name: str, client: str | None) -> list[str]:
         """Return whose each example is."""
@@ -299,18 +299,17 @@ class InputPreparation:
         if self.scale is not None:
             return [(torch.arange(len(x)), self.scale)]
         clients = np.array(self._clients(inputs, name, client))
-        found = []
-        for one in sorted(set(clients.tolist())):
-            if one not in self.client_scales:
+        scales = []
+        for owner in sorted(set(clients.tolist())):
+            if owner not in self.client_scales:
                 raise DataError(
-                    f"{name}: there was no client {one!r} in the training.",
+                    f"{name}: there was no client {owner!r} in the training.",
                     why="each client's inputs were standardised by its own mean and deviation",
-                    do=did_you_mean(one, self.client_scales),
+                    do=did_you_mean(owner, self.client_scales),
                 )
-            found.append(
-                (torch.from_numpy(np.flatnonzero(clients == one)), self.client_scales[one])
-            )
-        return found
+            rows = torch.from_numpy(np.flatnonzero(clients == owner))
+            scales.append((rows, self.client_scales[owner]))
+        return scales
 
     def _cast(self, inputs: NewInputs) -> NewInputs:
         """Return inputs in the type that the model takes; whole numbers stay."""
@@ -338,13 +337,13 @@ def _scale(record: run_record.ScaleRecord) -> Scale:
 def _ranges(record: DataRecord) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the ranges of a record that fit its inputs."""
     shapes = {name: tuple(side) for name, side in (record.inputs or {"": record.shape}).items()}
-    found = {}
+    ranges = {}
     for name, ends in record.ranges.items():
         low, high = (torch.tensor(end, dtype=torch.float64) for end in (ends.low, ends.high))
         shape = shapes.get(name)
         if shape is not None and len(low) == len(high) and is_place_count(len(low), shape):
-            found[name] = (low, high)
-    return found
+            ranges[name] = (low, high)
+    return ranges
 
 
 def _schema(record: DataRecord, nodes: Data | None) -> TableSchema | None:
