@@ -8,7 +8,7 @@ torch=torch==2.13.0
 for name in ${*:-plain pfl flower fluke fedkeel}; do
     case $name in
         plain)   packages="numpy==2.3.5 pydantic safetensors" ;;
-        pfl)     packages="pfl[pytorch]==0.6.0 pydantic safetensors" ;;
+        pfl)     packages="pfl[pytorch]==0.6.0 pydantic safetensors tomli_w" ;;
         flower)  packages="flwr[simulation]==1.41.0" ;;
         fluke)   packages="fluke-fl==0.8.1" ;;
         fedkeel) packages="--editable $here/.." ;;

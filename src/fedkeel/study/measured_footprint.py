@@ -11,7 +11,7 @@ from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.choose.memory import estimate_run
-from fedkeel.engine.choose.work import MultiplyAdds
+from fedkeel.engine.choose.work import OperationCounter
 from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.numerics import use_numerics
@@ -47,12 +47,12 @@ def _multiplications(prepared: Prepared) -> float:
     """Return a client's multiply-adds in matrix products, for each example."""
     setup, job = prepared.setup, ClientJob(row=0, client=0, steps_done=0)
     message = with_empty_answers(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
-    counter = MultiplyAdds()
+    counter = OperationCounter()
     with counter:
         if prepared.plan.surveys:
             survey_client(setup, message, job, None)
         processed = train_client(setup, message, job, None).examples
-    return counter.total / processed
+    return counter.multiply_adds / processed
 
 
 @lru_cache(maxsize=1)

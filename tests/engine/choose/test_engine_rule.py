@@ -147,7 +147,8 @@ def test_what_takes_long_to_compile_is_compiled_for_long_runs_or_many(
         ({"network": MLP, "cohort": 200, "batch": 4}, ("vectorized", 2, 50)),
         # convolutions get slower side by side, unless they are so small that overhead decides
         ({"network": CNN, "cohort": 20}, ("vectorized", 2, 1)),
-        ({"network": CNN, "cohort": 20, "rounds": 3}, ("sequential", 1, 1)),
+        ({"network": CNN, "cohort": 20, "rounds": 3}, ("workers", 2, 1)),
+        ({"network": CNN, "cohort": 20, "rounds": 1}, ("sequential", 1, 1)),
         ({"network": SMALL_CNN, "cohort": 200}, ("vectorized", 2, 25)),
     ],
 )
@@ -164,6 +165,16 @@ def test_longer_runs_take_more_nominal_seconds_in_every_engine() -> None:
         assert short.compiled_seconds(workers, 10) < long.compiled_seconds(workers, 10)
         shared, tried = long.compiled_seconds(workers, 10, 0.1), long.compiled_seconds(workers, 10)
         assert shared < tried < long.compiled_seconds(workers, 10, is_tried=True)
+
+
+def test_activations_take_time_that_processes_share() -> None:
+    few = run_work(run(SMALL_CNN, batch=10))
+    assert few.entries > 10 * 4 * 8 * 8 * 2  # of each image what the convolution and ReLU compute
+    assert run_work(run(SMALL_CNN, batch=20)).entries == 2 * few.entries
+    many = replace(few, entries=100 * few.entries)
+    one, two = (many.exact_seconds(n) - few.exact_seconds(n) for n in (1, 2))
+    assert one == pytest.approx(2 * two)
+    assert many.compiled_seconds(1, 20) > few.compiled_seconds(1, 20)
 
 
 class Attention(nn.Module):
@@ -184,7 +195,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("is_fused", "is_large", "parallel"), [(True, True, 1), (True, False, 20), (False, True, 10)]
+    ("is_fused", "is_large", "parallel"), [(True, True, 1), (True, False, 10), (False, True, 10)]
 )
 def test_large_networks_with_fused_attention_train_one_client_at_a_time(
     is_fused: bool, is_large: bool, parallel: int, monkeypatch: pytest.MonkeyPatch

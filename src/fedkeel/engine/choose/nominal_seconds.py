@@ -16,6 +16,9 @@ OPERATION_SECONDS = 6e-6
 MULTIPLY_ADD_SECONDS = 3.3e-11
 """Of a multiply-add in a product or a convolution of float32."""
 
+ENTRY_SECONDS = 1e-9
+"""Of each number that an operation computes: activations and their gradients go through memory."""
+
 ROUND_SECONDS = 1.7e-3
 """Of a round, beside its clients: drawing them, the server's step, records."""
 
@@ -54,6 +57,7 @@ class Work:
         steps: local steps of a client in a round.
         batch: examples in a local step.
         multiply_adds: of the gradient of one batch.
+        entries: numbers that the operations of that gradient compute, beside the gradient itself.
         operations: tensor operations of that gradient; 0 where they could not be counted.
         fused_attention: whether an attention among them is a single operation.
         parameters: of the network.
@@ -66,6 +70,7 @@ class Work:
     steps: int
     batch: int
     multiply_adds: float
+    entries: float
     operations: int
     fused_attention: bool
     parameters: int
@@ -83,7 +88,7 @@ class Work:
     @property
     def _gradient_seconds(self) -> float:
         arithmetic = MULTIPLY_ADD_SECONDS * self.multiply_adds
-        return OPERATION_SECONDS * self.operations + arithmetic
+        return OPERATION_SECONDS * self.operations + ENTRY_SECONDS * self.entries + arithmetic
 
     def exact_seconds(self, workers: int) -> float:
         """Of the run by an exact engine: `sequential`, or `workers` where there are several."""
@@ -104,7 +109,7 @@ class Work:
         is_whole = self.whole_rounds and group > 1
         of_parameters = WHOLE_ROUND_PARAMETER_SECONDS if is_whole else GROUP_PARAMETER_SECONDS
         arithmetic = MULTIPLY_ADD_SECONDS * self.multiply_adds * (SINGLE_SHARE if group == 1 else 1)
-        step = arithmetic + of_parameters * self.parameters
+        step = arithmetic + ENTRY_SECONDS * self.entries + of_parameters * self.parameters
         client = GROUP_CLIENT_SECONDS + self.steps * step
         groups = math.ceil(math.ceil(self.cohort / group) / workers)  # one after the other
         of_run = compilations if groups == workers == 1 else 1.0

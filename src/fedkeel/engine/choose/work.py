@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,16 @@ def run_work(prepared: Prepared) -> Work:
     clients = len(prepared.clients)
     size = max(len(setup.federation.data) // clients, 1)
     batch = max(batches.batch_sizes(settings.local, size))
-    multiply_adds, operations, fused_attention = gradient_work(setup)
+    gradient = gradient_work(setup)
     steps, whole_rounds = batches.count_steps(settings.local, size), has_short_rounds(setup)
     is_even = len(np.unique(setup.federation.sizes[setup.federation.sizes > 0])) == 1
     return Work(
         steps=steps,
         batch=batch,
-        multiply_adds=batch * multiply_adds,
-        operations=operations,
-        fused_attention=fused_attention,
+        multiply_adds=batch * gradient.multiply_adds,
+        entries=batch * gradient.entries,
+        operations=gradient.operations,
+        fused_attention=gradient.fused_attention,
         parameters=numel(setup.training.network.params),
         cohort=max(settings.cohort.size(clients), 1),
         rounds=settings.rounds,
@@ -45,41 +47,62 @@ def run_work(prepared: Prepared) -> Work:
     )
 
 
-def gradient_work(setup: TrainingSetup) -> tuple[float, int, bool]:
-    """Return what the gradient of a loss takes: multiply-adds for one example, and operations.
+@dataclass(frozen=True)
+class GradientWork:
+    """What the gradient of a loss takes.
 
-    The number of operations does not depend on how many examples there are. The third value is
-    whether an attention among them is a single operation. Of a model that does not bear being
-    watched, multiply-adds are those of dense layers with as many parameters, and the number of
-    operations is 0.
+    Args:
+        multiply_adds: for one example.
+        entries: numbers that its operations compute for one example, beside gradients.
+        operations: tensor operations, however many examples there are; 0 where the model does not
+            bear being watched.
+        fused_attention: whether an attention among them is a single operation.
+    """
+
+    multiply_adds: float
+    entries: float = 0.0
+    operations: int = 0
+    fused_attention: bool = False
+
+
+def gradient_work(setup: TrainingSetup) -> GradientWork:
+    """Return what the gradient of a loss takes.
+
+    Of a model that does not bear being watched, multiply-adds are those of dense layers with as
+    many parameters.
     """
     network, examples = setup.training.network, few_examples(setup)
-    counter = MultiplyAdds()
+    counter, parameters = OperationCounter(), numel(network.params)
     with use_numerics(setup.precision), torch.random.fork_rng(devices=[]):
         try:
             with counter:
                 buffers = network.copy_buffers(network.buffers)
                 network.value_and_grad(network.params, buffers, examples, "eager")
         except Exception:  # a model of the user's, which the rehearsal has trained without a watch
-            return 3.0 * numel(network.params), 0, False
-    return counter.total / len(examples), counter.operations, counter.fused_attention
+            return GradientWork(3.0 * parameters)
+    return GradientWork(
+        counter.multiply_adds / len(examples),
+        max(counter.entries - parameters, 0) / len(examples),
+        counter.operations,
+        counter.fused_attention,
+    )
 
 
 def gradient_multiply_adds(setup: TrainingSetup) -> float:
     """Return the multiply-adds of the gradient of one example's loss, see `gradient_work`."""
-    return gradient_work(setup)[0]
+    return gradient_work(setup).multiply_adds
 
 
-class MultiplyAdds(OperationMode):
-    """Counts operations, and the multiply-adds of matrix products and convolutions.
+class OperationCounter(OperationMode):
+    """Counts operations, entries of their results, and multiply-adds of products and convolutions.
 
     It also notes whether an attention is made as a single operation of the processor.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.total: float = 0.0
-        self.operations = 0
+        self.multiply_adds = 0.0
+        self.operations = self.entries = 0
         self.fused_attention = False
 
     def __torch_dispatch__(
@@ -94,7 +117,10 @@ class MultiplyAdds(OperationMode):
         self.operations += 1
         if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
             self.fused_attention = True
+        if not func.is_view:
+            results = out if isinstance(out, tuple | list) else (out,)
+            self.entries += sum(t.numel() for t in results if isinstance(t, torch.Tensor))
         count = flop_registry.get(func.overloadpacket)
         if count is not None:  # which counts multiplications and additions apart
-            self.total += int(count(*args, **(kwargs or {}), out_val=out)) / 2
+            self.multiply_adds += int(count(*args, **(kwargs or {}), out_val=out)) / 2
         return out

@@ -11,7 +11,7 @@ from fedkeel.data import batches
 from fedkeel.data.partition.common import Floats
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.choose.memory import estimate_run
-from fedkeel.engine.choose.work import MultiplyAdds, gradient_multiply_adds
+from fedkeel.engine.choose.work import OperationCounter, gradient_multiply_adds
 from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
@@ -99,9 +99,9 @@ def method_multiply_adds(prepared: Prepared) -> tuple[float, float]:
     with use_numerics(setup.precision), torch.random.fork_rng(devices=[]):
         try:
             for steps in (1, 2):
-                with MultiplyAdds() as counter:
+                with OperationCounter() as counter:
                     train_client(setup, message, job, None, limit=steps)
-                counts.append(counter.total)
+                counts.append(counter.multiply_adds)
         # what fails without the watch too fails in training, and reaches the user
         except Exception:
             return gradient_multiply_adds(prepared.setup), 0.0
