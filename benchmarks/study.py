@@ -7,7 +7,9 @@ FedProx's mu, each made by the command in a process of its own:
   method side by side;
 - `one by one`: `--jobs 1 -s engine.parallel_runs=1`, one run after the other, each with the engine
   that `auto` takes for it;
-- `plain`: a loop of plain PyTorch in one process and one thread, FedAvg in place of every method.
+- `plain`: a loop of plain PyTorch in one process and one thread, FedAvg in place of every method;
+- `pfl`: FedAvg by pfl-research in place of every method, in one process and one thread, where its
+  environment is (`peers/make.sh`).
 
 With --device cuda, recipes A, B2 and C100 of recipes.py on a GPU, in this process: one run, then
 ten seeds side by side.
@@ -30,8 +32,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+PEERS = Path(__file__).resolve().parent / "peers"
 RATES = 20
 SEEDS = 10
 GPU = {"A": 4.0, "B2": 2.0, "C100": 2.0}
@@ -40,8 +45,13 @@ GPU = {"A": 4.0, "B2": 2.0, "C100": 2.0}
 
 def command(*words: str) -> dict[str, float]:
     """Run a command of fedkeel; return its wall and processor seconds."""
+    return measured([sys.executable, "-m", "fedkeel", *words, "-q"])
+
+
+def measured(words: list[str]) -> dict[str, float]:
+    """Run a program; return its wall and processor seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-m", "fedkeel", *words, "-q"], check=True, capture_output=True)
+    subprocess.run(words, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"seconds": time.perf_counter() - began, "processor": used}
@@ -132,6 +142,47 @@ def plain(runs: int, seeds: int) -> dict[str, float]:
     return {"seconds": time.perf_counter() - began, "processor": time.process_time() - used}
 
 
+def pfl(runs: int, seeds: int) -> dict[str, float]:
+    """Train FedAvg on the demo's data by pfl, in a process of its own."""
+    from fedkeel.base.values import only_tensor
+    from fedkeel.config import load
+    from fedkeel.runner.ingredients import gather
+
+    python = PEERS.parent / ".envs" / "pfl" / "bin" / "python"
+    if not python.exists():
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        preset = Path(folder) / "digits.toml"
+        preset.write_text(_preset())
+        settings = load(preset)
+        ingredients = gather(settings)
+        test_x, test_y = (only_tensor(v, "test") for v in (ingredients.test.x, ingredients.test.y))
+        for seed in range(seeds):
+            clients = ingredients.clients(seed)
+            rows = [clients.client(k) for k in range(len(clients))]
+            x, y = (only_tensor(v, "data") for v in (clients.data.x, clients.data.y))
+            np.savez(
+                Path(folder) / f"{seed}.npz",
+                x=x.numpy()[np.concatenate(rows)],
+                y=y.numpy()[np.concatenate(rows)],
+                offsets=np.cumsum([0, *map(len, rows)]),
+                test_x=test_x.numpy(),
+                test_y=test_y.numpy(),
+            )
+        local = settings.local
+        given = {
+            "rounds": settings.rounds,
+            "cohort": settings.cohort.clients,
+            "epochs": local.epochs,
+            "batch_size": local.batch_size,
+            "lr": local.lr,
+            "hidden": 64,
+        }
+        (Path(folder) / "settings.json").write_text(json.dumps(given))
+        words = [str(python), str(PEERS / "study_pfl.py"), folder, "--runs", str(runs)]
+        return measured(words)
+
+
 ALONE = ("--jobs", "1", "-s", "engine.parallel_runs=1")
 
 CASES: dict[str, dict[str, Callable[[], dict[str, float]]]] = {
@@ -139,6 +190,7 @@ CASES: dict[str, dict[str, Callable[[], dict[str, float]]]] = {
         "together": compare,
         "one by one": partial(compare, *ALONE),
         "plain": partial(plain, 30, 3),
+        "pfl": partial(pfl, 30, 3),
     },
     "tune": {
         "together": tune,
@@ -200,7 +252,10 @@ def main() -> None:
         if given.only not in (None, case):
             continue
         for way, run in ways.items():
-            rows.append({"case": case, "way": way, **run()})
+            if not (spent := run()):
+                print(f"{case:8} {way:11} is not installed", flush=True)
+                continue
+            rows.append({"case": case, "way": way, **spent})
             print(f"{case:8} {way:11} {rows[-1]['seconds']:7.1f} s", end="")
             print(f", {rows[-1]['processor']:7.1f} s of the processor", flush=True)
     if given.out is not None:
