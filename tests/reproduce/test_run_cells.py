@@ -18,6 +18,7 @@ from fedkeel.engine.process.interrupts import time_limit
 from fedkeel.errors import ConfigError
 from fedkeel.features.progress.display import ProgressDisplay
 from fedkeel.records.folder import RunFolder
+from fedkeel.report.formatting import format_duration
 from fedkeel.reproduce.blocks import line_cells
 from fedkeel.reproduce.catalogue import load, read
 from fedkeel.reproduce.estimate import what_is_left
@@ -192,6 +193,17 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert [line.failures for line in later] == [line.failures for line in told]
     page = TablePage(read(tmp_path / "tiny.toml"), later, TableRequest(tmp_path / "out"))
     assert "Momentum failed: Training diverged" in "\n".join(page.to_text())
+
+
+def test_a_page_says_how_long_its_runs_took(whole: list[TableRun], tmp_path: Path) -> None:
+    """A run that several columns share counts once."""
+    table = read(tiny(tmp_path, TINY))
+    spent = {run.folder: RunFolder(run.folder).rows() for run in whole}
+    seconds = sum(sum(row.seconds.values()) for rows in spent.values() for row in rows)
+    page = TablePage(table, table_lines(table, whole), TableRequest(tmp_path / "out"))
+    each = f"{format_duration(seconds / 10)} each"
+    said = f"- Time: {format_duration(seconds)} for the rounds of 10 runs, {each}\n"
+    assert said in page.to_markdown()
 
 
 def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ class TableLine:
         expression: the method that ran.
         lr: its local learning rate; None where nothing is to be run.
         failures: why runs could not go on.
+        seconds: wall time of all rounds of each finished run, by the name of its folder.
     """
 
     row: Row
@@ -65,6 +66,7 @@ class TableLine:
     expression: str
     lr: float | None = None
     failures: tuple[str, ...] = field(default=())
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def stat(self) -> Stat | None:
@@ -182,6 +184,10 @@ class _Results:
             self._read[name] = record, rows
         return self._read[name]
 
+    def seconds(self, run: TableRun) -> float:
+        """Return the wall time of all rounds of a run."""
+        return sum(sum(row.seconds.values()) for row in self.read(run)[1])
+
     def values(self, row: str, column: PaperColumn, metric: CellMetric) -> SeedValues:
         """Return a number of each finished run by seed.
 
@@ -236,6 +242,7 @@ def _line(
         expression=runs[0].experiment.method if runs else row.method,
         lr=runs[0].experiment.local.lr if runs else None,
         failures=tuple(why for run in runs if (why := _failure(run, failures))),
+        seconds={run.folder.name: results.seconds(run) for run in runs if run.is_finished},
     )
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeel.base.named_files import writing
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, counted
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import ANOTHER
 from fedkeel.records.run_record import RunRecord
+from fedkeel.report.formatting import format_duration
 from fedkeel.report.html import render_page, write_page
 from fedkeel.report.page import write_report
 from fedkeel.report.text_table import TextTable
@@ -191,8 +192,19 @@ class TablePage:
             f"Software: {_distinct(map(_software, records))}",
             f"Engine of the clients: {_distinct(map(_engine, records))}",
             f"Data: {_distinct(map(_data, records))}",
+            *self._time(),
             f"Seeds behind the published numbers: {seeds if seeds else 'unstated'}",
         ]
+
+    def _time(self) -> list[str]:
+        """Return what the runs took as text; nothing of runs without rounds."""
+        seconds = {name: spent for line in self.lines for name, spent in line.seconds.items()}
+        whole = sum(seconds.values())
+        if not whole:
+            return []
+        each = f", {format_duration(whole / len(seconds))} each" if len(seconds) > 1 else ""
+        runs = counted(len(seconds), "run")
+        return [f"Time: {format_duration(whole)} for the rounds of {runs}{each}"]
 
 
 def _machine(record: RunRecord) -> str:
