@@ -87,12 +87,8 @@ def _preset() -> str:
     return files("fedkeel.config").joinpath("presets/digits.toml").read_text()
 
 
-def plain(runs: int, seeds: int) -> dict[str, float]:
-    """Train FedAvg on the demo's data in a plain loop, with a test after each round."""
-    import torch
-    from torch import nn
-
-    from fedkeel.base.values import only_tensor
+def _demo() -> Any:
+    """Return the settings and the ingredients of the demo."""
     from fedkeel.config import load
     from fedkeel.runner.ingredients import gather
 
@@ -100,7 +96,17 @@ def plain(runs: int, seeds: int) -> dict[str, float]:
         file.write(_preset())
         file.flush()
         settings = load(Path(file.name))
-    ingredients = gather(settings)
+    return settings, gather(settings)
+
+
+def plain(runs: int, seeds: int) -> dict[str, float]:
+    """Train FedAvg on the demo's data in a plain loop, with a test after each round."""
+    import torch
+    from torch import nn
+
+    from fedkeel.base.values import only_tensor
+
+    settings, ingredients = _demo()
     torch.set_num_threads(1)
     began, used = time.perf_counter(), time.process_time()
     for run in range(runs):
@@ -145,17 +151,12 @@ def plain(runs: int, seeds: int) -> dict[str, float]:
 def pfl(runs: int, seeds: int) -> dict[str, float]:
     """Train FedAvg on the demo's data by pfl, in a process of its own."""
     from fedkeel.base.values import only_tensor
-    from fedkeel.config import load
-    from fedkeel.runner.ingredients import gather
 
     python = PEERS.parent / ".envs" / "pfl" / "bin" / "python"
     if not python.exists():
         return {}
+    settings, ingredients = _demo()
     with tempfile.TemporaryDirectory() as folder:
-        preset = Path(folder) / "digits.toml"
-        preset.write_text(_preset())
-        settings = load(preset)
-        ingredients = gather(settings)
         test_x, test_y = (only_tensor(v, "test") for v in (ingredients.test.x, ingredients.test.y))
         for seed in range(seeds):
             clients = ingredients.clients(seed)

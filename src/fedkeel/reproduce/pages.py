@@ -199,12 +199,12 @@ class TablePage:
     def _time(self) -> list[str]:
         """Return what the runs took as text; nothing of runs without rounds."""
         seconds = {name: spent for line in self.lines for name, spent in line.seconds.items()}
-        whole = sum(seconds.values())
-        if not whole:
+        total = sum(seconds.values())
+        if not total:
             return []
-        each = f", {format_duration(whole / len(seconds))} each" if len(seconds) > 1 else ""
+        each = f", {format_duration(total / len(seconds))} each" if len(seconds) > 1 else ""
         runs = counted(len(seconds), "run")
-        return [f"Time: {format_duration(whole)} for the rounds of {runs}{each}"]
+        return [f"Time: {format_duration(total)} for the rounds of {runs}{each}"]
 
 
 def _machine(record: RunRecord) -> str:
