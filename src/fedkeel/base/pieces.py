@@ -18,7 +18,7 @@ PIECE = 2**18
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield tensors of one shape piece by piece, each piece as a vector; on a GPU in one piece."""
     size = max(tensors[0].numel(), 1) if tensors[0].is_cuda else PIECE
-    yield from zip(*(t.reshape(-1).split(size) for t in tensors), strict=True)
+    yield from zip(*(torch.split(t.reshape(-1), size) for t in tensors), strict=True)
 
 
 def largest_entry(t: Tensor) -> float:
