@@ -104,29 +104,21 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Values) -> 
     call, states = Functional(twin), [_snapshot(twin)]
     first_x = rows_of(x, slice(FIRST_INPUTS))
     given_params, given_x = clone(params), copy_of(first_x)
-    addresses = [t.data_ptr() for t in given_params.values()]
+    addresses = {name: t.data_ptr() for name, t in given_params.items()}
     outputs: list[Any] = []
-    generators, writes_parameters = GlobalGenerators(), False
-
-    def as_given() -> Tree:  # copied again only where it has to be: a copy of many takes long
-        return clone(params) if writes_parameters else given_params
-
+    generators = GlobalGenerators()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for inputs in (given_x, copy_of(first_x)):
+            for tree, inputs in ((given_params, given_x), (clone(params), copy_of(first_x))):
                 torch.default_generator.manual_seed(0)
-                outputs.append(call(as_given(), clone(buffers), inputs))
+                outputs.append(call(tree, clone(buffers), inputs))
                 states.append(_snapshot(twin))
-                writes_parameters = writes_parameters or any(
-                    t._version or t.data_ptr() != address or not torch.equal(t, params[name])
-                    for (name, t), address in zip(given_params.items(), addresses, strict=True)
-                )
             evaluated = [
-                Functional(one.eval())(as_given(), clone(buffers), copy_of(first_x))
-                for one in (_copy_beside(twin, module), twin)
+                Functional(one.eval())(clone(params), clone(buffers), copy_of(first_x))
+                for one in (copy.deepcopy(module), twin)
             ]
         twin.train()
-        sets_generator = find_reset(lambda: call(as_given(), clone(buffers), copy_of(first_x)))
+        sets_generator = find_reset(lambda: call(clone(params), clone(buffers), copy_of(first_x)))
     except Exception:  # of the user's module; training raises it again, where the user sees it
         return ModuleTraits()
     finally:
@@ -138,19 +130,15 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Values) -> 
     if not changed and not same and not random_library:
         changed = next((k[0] for k in states[2] if k not in states[0]), "something of its own")
     traits = ModuleTraits(
-        writes_parameters=writes_parameters,
+        writes_parameters=any(
+            t._version or t.data_ptr() != addresses[name] for name, t in given_params.items()
+        ),
         hidden_state=changed,
         random_library=random_library,
         sets_generator=sets_generator,
         writes_inputs=any(tensor._version > 0 for tensor in tensors_of(given_x)),
     )
     return _with_gradients(traits, module, params, buffers, x)
-
-
-def _copy_beside(twin: nn.Module, module: nn.Module) -> nn.Module:
-    """Return a copy of a module that shares the parameters of another copy, those not written."""
-    pairs = zip(module.parameters(), twin.parameters(), strict=True)
-    return copy.deepcopy(module, {id(own): theirs for own, theirs in pairs if not theirs._version})
 
 
 def _with_gradients(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedkeel.base import matmul
-from fedkeel.base.pieces import largest_difference, largest_entry
 from fedkeel.config import Precision
 from fedkeel.engine.compiler.compiled_function import CompiledFunction, CompiledResult
 from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction, becomes_graph, current_stream
@@ -396,12 +395,12 @@ def _are_close(
         return False
     if not first.is_floating_point() or not first.numel():
         return bool(torch.equal(first, second))
-    size, difference = largest_entry(first), largest_difference(first, second)
+    size, difference = float(first.abs().max()), float((first - second).abs().max())
     if not math.isfinite(size):
         return bool(torch.equal(torch.isfinite(first), torch.isfinite(second)))
     own, eps = torch.finfo(first.dtype).eps, torch.finfo(narrowest or first.dtype).eps
     allowed = size * math.sqrt(eps)
     if before is not None and before.shape == first.shape:
-        change = largest_difference(first, before)
+        change = float((first - before).abs().max())
         allowed = min(allowed, change * eps**0.25 + 8 * own * size)
     return difference <= max(allowed, 8 * own * rounded_size)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.base.pieces import are_close
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.vectorized.batching import ClientGroup, PaddedSizes
@@ -117,4 +116,4 @@ def _are_close(first: Tensor, second: Tensor) -> bool:
         return torch.equal(first, second)
     root = torch.finfo(first.dtype).eps ** 0.5
     largest = float(first.nan_to_num().abs().max()) if first.numel() else 0.0
-    return are_close(first, second, root, root * largest)
+    return torch.allclose(first, second, rtol=root, atol=root * largest, equal_nan=True)
