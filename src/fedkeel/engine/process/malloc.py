@@ -4,6 +4,10 @@ By default the GNU C library returns every freed block above 128 KB to the syste
 fills it with zeros, page by page, when it is allocated again. Training frees and allocates tensors
 of that size all the time: a copy of twenty models takes six times as long that way.
 
+In a process that sets nothing, the library raises that size by itself, up to 32 MB, when larger
+blocks are freed. Once the size was set, the library leaves it. So after a run it is set to 32 MB:
+with the 128 KB of the beginning, all that the process computes later would be slow.
+
 Tensors of 2 MB and more lie in huge pages where Linux gives them on request. The package's
 ``__init__`` lets torch request them (``THP_MEM_ALLOC_ENABLE``; set it to 0 for small pages).
 """
@@ -15,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of the GNU C library
-_KEEP, _LARGEST_BEFORE_2_35, _DEFAULT = 2**30, 2**25, 128 * 1024
+_KEEP, _LARGEST_BY_ITSELF = 2**30, 2**25
 
 _contexts = 0
 """Contexts of `keeping_freed_memory` that have not ended."""
@@ -40,7 +44,7 @@ def keeping_freed_memory() -> Iterator[None]:
     finally:
         _contexts -= 1
         if not _contexts:
-            _set_thresholds(_DEFAULT)
+            _set_thresholds(_LARGEST_BY_ITSELF)
             release_freed_memory()
 
 
@@ -53,6 +57,6 @@ def release_freed_memory() -> None:
 def _set_thresholds(size: int) -> None:
     with suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
-        library.mallopt(_M_TRIM_THRESHOLD, size)
-        if not library.mallopt(_M_MMAP_THRESHOLD, size):
-            library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BEFORE_2_35)
+        library.mallopt(_M_TRIM_THRESHOLD, min(2 * size, _KEEP))
+        if not library.mallopt(_M_MMAP_THRESHOLD, size):  # before version 2.35 of the library
+            library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BY_ITSELF)
