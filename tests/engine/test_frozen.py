@@ -27,13 +27,15 @@ from fedkeel.runner.start import start
 from fedkeel.tree import nbytes
 from toys import children, federation, prepared
 
-WIDTH = 2048
+WIDTH = 3072
 BASE_BYTES = WIDTH * WIDTH * 4
+"""More than 32 MB, so that the C library gives the base a mapping of its own."""
+
 CPU = torch.device("cpu")
 
 
 class Adapted(nn.Module):
-    """A frozen layer of 17 MB beside an adapter of rank 2, between small layers."""
+    """A frozen layer of 38 MB beside an adapter of rank 2, between small layers."""
 
     def __init__(self) -> None:
         super().__init__()
