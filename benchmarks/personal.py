@@ -26,7 +26,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,12 @@ def divided(clients: int, examples: int, alpha: float) -> fk.Federation:
 # ---- fedkeel ------------------------------------------------------------------------------------
 
 
-BY_CLOCK = False
-"""Whether seconds are those of the clock."""
+Now = Callable[[], float]
+"""Returns seconds, of the clock or of the processor."""
 
 
-def seconds_now() -> float:
-    """Return the seconds of this process and of the processes that it has started, or the time."""
-    if BY_CLOCK:
-        return time.perf_counter()
+def processor_seconds() -> float:
+    """Return the seconds of this process and of the processes that it has started."""
     pids = [os.getpid()]
     for pid in pids:
         pids += children(pid)
@@ -126,17 +124,20 @@ def seconds_now() -> float:
 class Meter(Callback):
     """Reads the seconds after every round."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Now) -> None:
         self.read: list[float] = []
+        self._now = now
 
     def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         """Read them."""
-        self.read.append(seconds_now())
+        self.read.append(self._now())
 
 
-def of_fedkeel(method: str, network: str, clients: fk.Federation, rounds: int, kind: Any) -> float:
+def of_fedkeel(
+    method: str, network: str, clients: fk.Federation, rounds: int, now: Now, kind: Any
+) -> float:
     """Return the seconds of a round."""
-    meter, few = Meter(), slice(0, 10)
+    meter, few = Meter(now), slice(0, 10)
     fk.run(
         METHODS[method],
         task=fk.Task(NETWORKS[network]),
@@ -383,12 +384,14 @@ class Loop:
             return right, loss
 
 
-def of_loop(method: str, network: str, clients: fk.Federation, rounds: int, loaders: bool) -> float:
+def of_loop(
+    method: str, network: str, clients: fk.Federation, rounds: int, now: Now, loaders: bool
+) -> float:
     """Return the seconds of a round."""
     loop, read = Loop(method, network, clients, loaders), list[float]()
     for _ in range(rounds):
         loop.round()
-        read.append(seconds_now())
+        read.append(now())
     return float(np.median(np.diff(read)[SETTLED - 1 :]))
 
 
@@ -438,7 +441,7 @@ def main() -> None:
     parser.add_argument("--clock", action="store_true", help="seconds by the clock")
     parser.add_argument("--rows", type=Path, help="a file to which lines are added")
     given = parser.parse_args()
-    globals()["BY_CLOCK"] = given.clock
+    now = time.perf_counter if given.clock else processor_seconds
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     if given.many:
@@ -450,7 +453,7 @@ def main() -> None:
         clients = divided(20, 90, alpha=0.1)
         for repeat in range(given.repeats):
             for method in given.methods.split(","):
-                shared = method, given.network, clients, given.rounds
+                shared = method, given.network, clients, given.rounds, now
                 found = {kind: of_fedkeel(*shared, kind) for kind in given.engines.split(",")}
                 found |= {"plain": of_loop(*shared, False), "loaders": of_loop(*shared, True)}
                 print(repeat, method, {k: round(v, 4) for k, v in found.items()}, file=sys.stderr)
