@@ -41,7 +41,8 @@ def bad(message: Message, context: Context, go_on) -> Message:  # type: ignore[n
     if "slow" in node:
         wait_for_steps(Path(str(node["slow"])))
     if way == "hangs":
-        (memory / "pid").write_text(str(os.getpid()))
+        (memory / "pid.new").write_text(str(os.getpid()))
+        (memory / "pid.new").rename(memory / "pid")  # a test that sees the file finds it whole
         time.sleep(10_000)
     if way == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
