@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 import time
 import types
 from pathlib import Path
@@ -106,7 +105,7 @@ def main() -> None:
         for run in range(asked.runs):
             score = train(np.load(seeds[run % len(seeds)]), given, run)
     seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "accuracy": score}), file=sys.stdout)
+    print(json.dumps({"seconds": seconds, "accuracy": score}))
 
 
 if __name__ == "__main__":
